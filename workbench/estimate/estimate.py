@@ -1,0 +1,164 @@
+"""What an estimate says. Plain data: no torch, so that panel, CLI and report read it for free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ..events import Timeline
+
+Verdict = Literal["fits", "tight", "does_not_fit"]
+
+VERDICT_TEXTS: dict[str, str] = {"fits": "fits", "tight": "tight", "does_not_fit": "does not fit"}
+
+
+@dataclass(frozen=True)
+class PeakHolder:
+    """Who holds memory at the peak.
+
+    Attributes:
+        category: One of MEMORY_CATEGORIES.
+        module: Path of the module that made it, with layer numbers as ``*`` where equal layers are added up.
+        operator: The operator that made it, e.g. ``"aten._log_softmax"``; empty for parameters.
+        num_bytes: Bytes alive at the peak.
+        count: Storages added up.
+    """
+
+    category: str
+    module: str
+    operator: str
+    num_bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Predicted memory over the whole life of the run on one device.
+
+    Attributes:
+        peak_allocated_bytes: Highest allocated bytes (``torch.cuda.max_memory_allocated``), after block rounding.
+        peak_reserved_bytes: Highest reserved bytes (``torch.cuda.max_memory_reserved``); on a CPU equal to allocated.
+        process_bytes: What nvidia-smi would show for the process: reserved plus context; on a CPU the process's RSS.
+        capacity_bytes: What the device offers to one process.
+        interval_bytes: ``(low, high)`` of ``process_bytes``.
+        verdict: ``"fits"``, ``"tight"`` (the interval reaches over the capacity) or ``"does_not_fit"``.
+        breakdown: Bytes by category at the peak; they add up to ``process_bytes``.
+        peak_phase: Phase of the peak, e.g. ``"load"``, ``"forward"``, ``"backward"``, ``"optimizer"``, ``"evaluation"``, ``"save"``.
+        peak_step: Optimizer step of the peak, 0 for the first; None outside the steps.
+        rest_bytes: Allocated bytes between steps, once the optimizer state exists.
+        host_bytes: Host memory beside (paged or offloaded state); 0 on a CPU, where all is host memory.
+        peak_by_phase: Highest allocated bytes of each phase.
+        holders: Largest holders at the peak, largest first.
+        timeline: Allocated bytes by category over the traced life.
+        bytes_per_token: Slope of the peak per token of a micro-batch; None where it was not derived.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    process_bytes: int
+    capacity_bytes: int
+    interval_bytes: tuple[int, int]
+    verdict: Verdict
+    breakdown: Mapping[str, int]
+    peak_phase: str
+    peak_step: int | None
+    rest_bytes: int
+    host_bytes: int
+    peak_by_phase: Mapping[str, int]
+    holders: Sequence[PeakHolder]
+    timeline: Timeline
+    bytes_per_token: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """True only for the verdict ``"fits"``."""
+        return self.verdict == "fits"
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """Predicted time of one optimizer step.
+
+    Attributes:
+        step_s: Seconds per optimizer step (all its micro-batches).
+        tokens_per_s: Real tokens (padding excluded) per second.
+        samples_per_s: Samples per second.
+        seconds_by_class: Seconds by operator class: ``matmul``, ``attention``, ``elementwise``, ``dequantize``, ``optimizer``, ``launch``.
+        flops: Floating-point operations of one optimizer step.
+        basis: ``"table"`` (peak rates and general efficiencies), ``"calibrated"`` (this device was measured) or
+            ``"anchored"`` (a step of this very run was measured).
+        interval_s: ``(low, high)`` of ``step_s``.
+        total_s: Seconds of the whole run, or None where the number of steps is not known.
+        num_steps: Optimizer steps of the run, or None.
+        cost_usd: ``(low, high)`` of the whole run, or None.
+    """
+
+    step_s: float
+    tokens_per_s: float
+    samples_per_s: float
+    seconds_by_class: Mapping[str, float]
+    flops: float
+    basis: str
+    interval_s: tuple[float, float]
+    total_s: float | None = None
+    num_steps: int | None = None
+    cost_usd: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The batch an estimate is for.
+
+    Attributes:
+        batch_size: Samples in one micro-batch.
+        length: Tokens per sample of the longest batch, padding included.
+        mean_length: Tokens per sample of a mean batch, padding included.
+        mean_real_tokens: Real tokens per sample of a mean batch.
+        padded: Whether a batch holds padding, so that a mask is passed and the attention kernel changes.
+        source: ``"data"`` (lengths of the chosen data set) or ``"max_length"`` (every sample assumed full).
+        num_samples: Samples of the training set, or None.
+    """
+
+    batch_size: int
+    length: int
+    mean_length: float
+    mean_real_tokens: float
+    padded: bool
+    source: str
+    num_samples: int | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take. ``to_dict`` is what ``workbench estimate --json`` prints.
+
+    Attributes:
+        recipe_digest: ``Recipe.digest()`` of the recipe it is for.
+        device_name: The device it is for.
+        num_parameters: Parameters of the model, adapters included (packed weights counted unpacked).
+        num_trainable_parameters: Of these, the ones that train.
+        shape: The batch it is for.
+        notes: Sentences a person should know: assumptions, what is not modelled.
+        elapsed_s: What making the estimate took.
+        was_cached: Whether the trace came from the cache.
+    """
+
+    recipe_digest: str
+    device_name: str
+    num_parameters: int
+    num_trainable_parameters: int
+    shape: BatchShape
+    memory: MemoryEstimate
+    time: TimeEstimate
+    notes: Sequence[str] = ()
+    elapsed_s: float = 0.0
+    was_cached: bool = False
+
+    def to_dict(self, *, with_timeline: bool = False) -> dict[str, Any]:
+        """Return nested plain values; the timeline only when asked for (it is long)."""
+        values = asdict(self)
+        values["memory"]["fits"] = self.memory.fits
+        if not with_timeline:
+            del values["memory"]["timeline"]
+        return values

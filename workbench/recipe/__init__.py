@@ -1,0 +1,17 @@
+"""What to run: the Recipe, its rules across fields, and its presets."""
+
+from .presets import PRESETS, preset
+from .recipe import FieldInfo, Recipe, field_info, iter_fields
+from .rules import TargetFacts, find_problems, require_valid
+
+__all__ = [
+    "PRESETS",
+    "FieldInfo",
+    "Recipe",
+    "TargetFacts",
+    "field_info",
+    "find_problems",
+    "iter_fields",
+    "preset",
+    "require_valid",
+]

@@ -1,0 +1,246 @@
+"""The groups of a Recipe. Each field is spelled as Hugging Face or PEFT spell it, and documented in its docstring.
+
+The panel's widgets, the CLI's flags, the YAML and the docs are generated from these classes;
+``show`` says how the panel shows a field: ``main`` (always), ``more`` (behind a fold) or ``hidden`` (YAML and CLI only).
+``toggle`` marks the settings whose marginal effect on memory and time is shown beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Part(BaseModel):
+    """Base of all groups: frozen, closed to unknown names, documented by attribute docstrings."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+    )
+
+
+def _shown(default: Any, label: str, *, show: str = "more", toggle: bool = False, **limits: Any) -> Any:
+    """Return a pydantic field with what the panel needs to know beside its limits."""
+    return Field(default, json_schema_extra={"label": label, "show": show, "toggle": toggle}, **limits)
+
+
+class ModelPart(Part):
+    """Which model, and how it is loaded."""
+
+    name_or_path: str = _shown("smollm2-135m-instruct", "Model", show="main", min_length=1)
+    """Hub id, local folder (weights, or only ``config.json``: enough to estimate), or a catalogue name."""
+    config: dict[str, Any] | None = _shown(None, "Inline config", show="hidden")
+    """A ``config.json`` written out in the Recipe: enough to estimate a model that exists nowhere yet."""
+    revision: str | None = _shown(None, "Revision", show="hidden")
+    """Branch, tag or commit on the hub."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _shown("auto", "Weight dtype", toggle=True)
+    """Dtype the weights are loaded in; ``auto`` keeps the checkpoint's own."""
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = _shown(
+        "sdpa", "Attention", toggle=True
+    )
+    """Attention code: PyTorch's fused kernels (``sdpa``), plain matrix products (``eager``), or an add-on kernel."""
+    trust_remote_code: bool = _shown(False, "Run the model's own code", show="hidden")
+    """Execute Python that comes with the model. Off unless you trust its author."""
+
+
+class DataPart(Part):
+    """Which rows, and how they become tokens."""
+
+    name_or_path: str = _shown("python-docs", "Data set", show="main", min_length=1)
+    """``python-docs`` (built in), a local JSONL, JSON, CSV, Parquet or text file, or a hub id."""
+    config_name: str | None = _shown(None, "Configuration", show="hidden")
+    """Configuration of a hub data set that has several."""
+    split: str = _shown("train", "Split", show="hidden", min_length=1)
+    """Split of a hub data set to train on."""
+    max_rows: int | None = _shown(None, "Rows to use", ge=1)
+    """Use only the first rows after shuffling; empty means all."""
+    format: Literal["auto", "chat", "prompt_completion", "text"] = _shown("auto", "Row format")
+    """How rows are read: chat messages, prompt and completion, or plain text. ``auto`` looks at the columns."""
+    messages_column: str | None = _shown(None, "Messages column", show="hidden")
+    """Column with the list of chat messages; found by itself when empty."""
+    prompt_column: str | None = _shown(None, "Prompt column", show="hidden")
+    """Column with the prompt; found by itself when empty."""
+    completion_column: str | None = _shown(None, "Completion column", show="hidden")
+    """Column with the answer to learn; found by itself when empty."""
+    text_column: str | None = _shown(None, "Text column", show="hidden")
+    """Column with plain text; found by itself when empty."""
+    train_on: Literal["assistant", "all"] = _shown("assistant", "Learn from")
+    """Which tokens are learned: the assistant's answers only, or every token. Plain text always learns all."""
+    max_length: int = _shown(512, "Max length", show="main", toggle=True, ge=8, le=1_048_576)
+    """Longest sample in tokens; what is longer is cut at the end."""
+    padding: Literal["longest", "max_length"] = _shown("longest", "Padding", toggle=True)
+    """Pad each batch to its longest sample, or every sample to ``max_length``."""
+    packing: bool = _shown(False, "Packing", show="main", toggle=True)
+    """Join samples to full sequences of ``max_length`` without padding; samples do not see each other."""
+    group_by_length: bool = _shown(False, "Group by length", toggle=True)
+    """Draw batches from samples of similar length, so that less is padding."""
+    num_proc: int = _shown(1, "Tokenizing workers", show="hidden", ge=1, le=64)
+    """Processes that tokenize."""
+    dataloader_num_workers: int = _shown(0, "Loader workers", show="hidden", ge=0, le=64)
+    """Processes that collate batches while the device computes."""
+
+
+class AdapterPart(Part):
+    """What trains: a LoRA adapter, or every weight."""
+
+    method: Literal["lora", "none"] = _shown("lora", "Adapter", show="main", toggle=True)
+    """``lora`` trains small matrices beside frozen weights; ``none`` trains every weight (full fine-tuning)."""
+    r: int = _shown(16, "LoRA r", toggle=True, ge=1, le=4096)
+    """Rank of the LoRA matrices."""
+    lora_alpha: int = _shown(32, "LoRA alpha", ge=1, le=65536)
+    """Scale of the LoRA update: ``lora_alpha / r`` (``lora_alpha / sqrt(r)`` with rsLoRA)."""
+    lora_dropout: float = _shown(0.0, "LoRA dropout", ge=0.0, lt=1.0)
+    """Dropout on the adapter's input; above 0 it keeps a mask and a copy per adapted module."""
+    target_modules: str | tuple[str, ...] = _shown("all-linear", "Target modules")
+    """``all-linear``, or names of modules such as ``q_proj,v_proj``."""
+    use_rslora: bool = _shown(False, "rsLoRA")
+    """Scale by ``lora_alpha / sqrt(r)``, which keeps high ranks stable."""
+    use_dora: bool = _shown(False, "DoRA", toggle=True)
+    """Weight-decomposed LoRA: often better at low rank, slower, more memory."""
+    modules_to_save: tuple[str, ...] = _shown((), "Modules trained whole", show="hidden")
+    """Modules that are trained and saved whole beside the adapter, e.g. ``lm_head``."""
+    layers_to_transform: tuple[int, ...] = _shown((), "Layers with LoRA", show="hidden")
+    """Indices of the layers that get an adapter; empty means all."""
+    autocast_adapter_dtype: bool = _shown(True, "Adapter in float32", show="hidden", toggle=True)
+    """Keep adapter weights in float32 when the base is in 16 bits (PEFT's default)."""
+
+
+class QuantizationPart(Part):
+    """Frozen base weights in 8 or 4 bits (bitsandbytes)."""
+
+    load_in_4bit: bool = _shown(False, "4-bit base", show="main", toggle=True)
+    """Keep the base in 4 bits (QLoRA): about 0.56 bytes per parameter."""
+    load_in_8bit: bool = _shown(False, "8-bit base", show="main", toggle=True)
+    """Keep the base in 8 bits (LLM.int8): about 1 byte per parameter."""
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = _shown("nf4", "4-bit type")
+    """NF4 suits normally distributed weights; FP4 is a plain 4-bit float."""
+    bnb_4bit_use_double_quant: bool = _shown(False, "Double quantization", toggle=True)
+    """Quantize the quantization constants too: saves 0.05 bytes per parameter."""
+    llm_int8_threshold: float = _shown(6.0, "int8 outlier threshold", show="hidden", ge=0.0)
+    """Columns with larger activations are multiplied in 16 bits."""
+    llm_int8_skip_modules: tuple[str, ...] = _shown((), "Modules not quantized", show="hidden")
+    """Modules left in 16 bits beside the output head."""
+    prepare_model_for_kbit_training: bool = _shown(True, "Norms and embeddings in float32", toggle=True)
+    """Cast the parameters that are not quantized to float32, as PEFT's function of this name does."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of a quantized base weight; 0 when nothing is quantized."""
+        return 4 if self.load_in_4bit else 8 if self.load_in_8bit else 0
+
+
+OPTIMIZERS = (
+    "adamw_torch_fused",
+    "adamw_torch",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "adafactor",
+    "lion_8bit",
+    "sgd",
+)
+
+
+class TrainingPart(Part):
+    """The loop: batch, steps, optimizer, precision, memory savers."""
+
+    per_device_train_batch_size: int = _shown(2, "Batch size", show="main", toggle=True, ge=1, le=4096)
+    """Samples in one forward pass."""
+    gradient_accumulation_steps: int = _shown(4, "Accumulation", show="main", ge=1, le=4096)
+    """Forward passes whose gradients are added before the optimizer steps."""
+    learning_rate: float = _shown(2e-4, "Learning rate", show="main", gt=0.0, le=100.0)
+    """Highest learning rate of the schedule."""
+    num_train_epochs: float = _shown(1.0, "Epochs", show="main", gt=0.0, le=10_000.0)
+    """Passes over the data; ``max_steps`` overrides it."""
+    max_steps: int = _shown(-1, "Max steps", show="main", ge=-1)
+    """Optimizer steps; -1 means whole epochs."""
+    optim: Literal[
+        "adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor", "lion_8bit", "sgd"
+    ] = _shown("adamw_torch_fused", "Optimizer", show="main", toggle=True)
+    """Optimizer; the 8-bit and paged ones come from bitsandbytes."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = _shown("linear", "Schedule")
+    """How the learning rate moves after warm-up."""
+    warmup_steps: int = _shown(0, "Warm-up steps", ge=0)
+    """Optimizer steps during which the learning rate rises from 0."""
+    weight_decay: float = _shown(0.0, "Weight decay", ge=0.0, le=10.0)
+    """Decoupled weight decay; norms and biases are left out."""
+    adam_beta1: float = _shown(0.9, "Adam beta1", show="hidden", ge=0.0, lt=1.0)
+    """Decay of the first moment."""
+    adam_beta2: float = _shown(0.999, "Adam beta2", show="hidden", ge=0.0, lt=1.0)
+    """Decay of the second moment."""
+    adam_epsilon: float = _shown(1e-8, "Adam epsilon", show="hidden", gt=0.0, le=1.0)
+    """Added to the denominator of Adam's update."""
+    max_grad_norm: float = _shown(1.0, "Clip gradient norm", ge=0.0)
+    """Gradients are scaled down to this norm; 0 turns clipping off."""
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _shown("auto", "Mixed precision", show="main", toggle=True)
+    """Autocast dtype. ``auto``: bf16 where the device computes it natively, else fp16 on a GPU, else none."""
+    tf32: bool = _shown(False, "TF32 matrix products", toggle=True)
+    """Let float32 matrix products use TF32 on Ampere and newer GPUs."""
+    gradient_checkpointing: bool = _shown(False, "Gradient checkpointing", show="main", toggle=True)
+    """Keep only each layer's input and compute the rest again in backward: less memory, about a third more time."""
+    loss_type: Literal["nll", "chunked_nll"] = _shown("nll", "Loss", toggle=True)
+    """``chunked_nll`` never holds the logits of all tokens at once."""
+    seed: int = _shown(42, "Seed", ge=0, le=2**32 - 1)
+    """Seed of weights, data order and dropout."""
+    logging_steps: int = _shown(1, "Log every", show="hidden", ge=1)
+    """Steps between rows handed to ``report_to``; the panel and ``metrics.jsonl`` always have every step."""
+    save_steps: int = _shown(100, "Checkpoint every", ge=0)
+    """Steps between checkpoints; 0 keeps only the final one."""
+    save_total_limit: int | None = _shown(2, "Checkpoints kept", show="hidden", ge=1)
+    """Older checkpoints are deleted."""
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = _shown((), "Report to", show="hidden")
+    """Trackers that also receive the metrics."""
+
+    @property
+    def effective_batch_size(self) -> int:
+        """Samples per optimizer step on one device."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+
+class EvaluationPart(Part):
+    """Held-out rows, and what they decide."""
+
+    split: str = _shown("auto", "Evaluation split", show="hidden", min_length=1)
+    """``auto`` holds rows out of the training data, ``none`` does not evaluate, else a split of the data set."""
+    max_rows: int = _shown(64, "Held-out rows", ge=1)
+    """Rows held out or used."""
+    eval_steps: int = _shown(50, "Evaluate every", ge=0)
+    """Steps between evaluations; 0 evaluates only at the end."""
+    per_device_eval_batch_size: int = _shown(4, "Evaluation batch size", toggle=True, ge=1, le=4096)
+    """Samples in one forward pass of the evaluation."""
+    early_stopping_patience: int | None = _shown(None, "Stop early after", ge=1)
+    """Evaluations without a better loss after which the run stops; empty never stops early."""
+    load_best_model_at_end: bool = _shown(False, "Keep the best checkpoint")
+    """Save the weights of the best evaluation instead of the last ones."""
+
+
+class HardwarePart(Part):
+    """Where the run happens."""
+
+    device: Literal["auto", "cpu", "cuda"] = _shown("auto", "Run on", show="main")
+    """``auto`` takes the GPU where there is one."""
+    emulate: str | None = _shown(None, "Pretend to be", show="main")
+    """Name of a GPU from the device table: estimates aim at it."""
+    torch_version: str | None = _shown(None, "PyTorch version", show="hidden")
+    """Version whose allocator and workspace rules apply; empty means the installed one."""
+    expandable_segments: bool = _shown(False, "Expandable segments", toggle=True)
+    """``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``: less fragmentation."""
+
+
+class CostPart(Part):
+    """What an hour of the device costs."""
+
+    price_per_hour_usd: float | None = _shown(None, "Price per hour (USD)", ge=0.0)
+    """Used for cost figures; empty takes the device table's price where it has one."""
+
+
+class PoliciesPart(Part):
+    """What happens when something goes wrong."""
+
+    on_nonfinite: Literal["stop", "skip"] = _shown("stop", "On NaN or Inf")
+    """A step with a NaN or Inf gradient never updates the weights; then ``stop`` the run or ``skip`` the step."""

@@ -1,0 +1,183 @@
+"""Rules across fields. All problems at once, each naming the field and a value that works.
+
+Rules that need the target device take it as plain facts, so that this package stays below ``hardware``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import Problem, RecipeError
+from .recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What the rules need to know of the device a run or an estimate is for.
+
+    Attributes:
+        name: For messages.
+        kind: ``"cuda"`` or ``"cpu"``.
+        bf16_native: Whether bfloat16 is computed natively, not emulated.
+        compute_capability: ``(major, minor)`` of a CUDA device, else None.
+        for_estimate: True when nothing is executed, so that optional packages are not needed.
+    """
+
+    name: str
+    kind: str
+    bf16_native: bool
+    compute_capability: tuple[int, int] | None = None
+    for_estimate: bool = False
+
+
+Rule = Callable[[Recipe, "TargetFacts | None"], "list[Problem]"]
+
+
+def find_problems(recipe: Recipe, target: TargetFacts | None = None) -> list[Problem]:
+    """Return every problem that several fields, or a field and the device, cause together."""
+    return [problem for rule in _RULES for problem in rule(recipe, target)]
+
+
+def require_valid(recipe: Recipe, target: TargetFacts | None = None) -> None:
+    """Raise RecipeError with all problems, if there are any."""
+    problems = find_problems(recipe, target)
+    if problems:
+        raise RecipeError(problems)
+
+
+def _quantization(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    quantization, problems = recipe.quantization, []
+    if quantization.load_in_4bit and quantization.load_in_8bit:
+        problems.append(
+            Problem(
+                "quantization.load_in_8bit",
+                "a base is either in 4 or in 8 bits, not both.",
+                (("quantization.load_in_8bit", False),),
+            )
+        )
+    if quantization.bits and recipe.adapter.method == "none":
+        problems.append(
+            Problem(
+                "adapter.method",
+                f"weights in {quantization.bits} bits cannot be trained; they need an adapter beside them.",
+                (("adapter.method", "lora"),),
+            )
+        )
+    needs_package = quantization.bits or recipe.training.optim in ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit")
+    executes = target is None or not target.for_estimate
+    if needs_package and executes and importlib.util.find_spec("bitsandbytes") is None:
+        field = "training.optim"
+        fix: tuple[tuple[str, object], ...] = (("training.optim", "adamw_torch_fused"),)
+        if quantization.bits:
+            field = f"quantization.load_in_{quantization.bits}bit"
+            fix = ((field, False),)
+        problems.append(
+            Problem(field, "needs the package bitsandbytes: run pip install 'workbench[quantization]', or do without.", fix)
+        )
+    return problems
+
+
+def _precision(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    problems: list[Problem] = []
+    training, model = recipe.training, recipe.model
+    if training.mixed_precision == "fp16" and model.dtype == "float16" and recipe.adapter.method == "none":
+        problems.append(
+            Problem(
+                "model.dtype",
+                "float16 weights cannot be trained with fp16 mixed precision: the gradient scaler refuses float16 gradients.",
+                (("model.dtype", "float32"),),
+            )
+        )
+    if target is None:
+        return problems
+    if target.kind == "cuda" and not target.bf16_native and training.mixed_precision == "bf16":
+        problems.append(
+            Problem(
+                "training.mixed_precision",
+                f"{target.name} does not compute bfloat16 natively (it would emulate it, many times slower).",
+                (("training.mixed_precision", "fp16"),),
+            )
+        )
+    if target.kind == "cpu" and training.mixed_precision == "fp16":
+        problems.append(
+            Problem(
+                "training.mixed_precision",
+                "fp16 mixed precision needs a GPU; a CPU has bf16 or none.",
+                (("training.mixed_precision", "no"),),
+            )
+        )
+    return problems
+
+
+def _attention(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    attention = recipe.model.attn_implementation
+    problems: list[Problem] = []
+    if attention == "flash_attention_2" and target is not None:
+        capability = target.compute_capability
+        fix: tuple[tuple[str, object], ...] = (("model.attn_implementation", "sdpa"),)
+        if target.kind != "cuda" or (capability is not None and capability < (8, 0)):
+            problems.append(
+                Problem("model.attn_implementation", f"flash_attention_2 needs an Ampere or newer GPU; {target.name} is none.", fix)
+            )
+        elif not target.for_estimate and importlib.util.find_spec("flash_attn") is None:
+            problems.append(Problem("model.attn_implementation", "flash_attention_2 needs the package flash-attn.", fix))
+    return problems
+
+
+def _data(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    data, problems = recipe.data, []
+    if data.packing and data.group_by_length:
+        problems.append(
+            Problem(
+                "data.group_by_length",
+                "packed sequences all have the same length; there is nothing to group.",
+                (("data.group_by_length", False),),
+            )
+        )
+    if data.packing and data.padding == "max_length":
+        problems.append(
+            Problem("data.padding", "packed sequences need no padding.", (("data.padding", "longest"),))
+        )
+    return problems
+
+
+def _evaluation(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    evaluation, problems = recipe.evaluation, []
+    needs = [
+        name
+        for name, wanted in (
+            ("early_stopping_patience", evaluation.early_stopping_patience is not None),
+            ("load_best_model_at_end", evaluation.load_best_model_at_end),
+        )
+        if wanted
+    ]
+    for name in needs:
+        if evaluation.split == "none":
+            problems.append(Problem(f"evaluation.{name}", "needs held-out rows.", (("evaluation.split", "auto"),)))
+        elif evaluation.eval_steps == 0:
+            problems.append(
+                Problem(f"evaluation.{name}", "needs evaluations during the run.", (("evaluation.eval_steps", 50),))
+            )
+    return problems
+
+
+def _adapter(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    adapter, problems = recipe.adapter, []
+    if adapter.method == "lora" and not adapter.target_modules:
+        problems.append(
+            Problem(
+                "adapter.target_modules",
+                "an empty list adapts nothing.",
+                (("adapter.target_modules", "all-linear"),),
+            )
+        )
+    if any(index < 0 for index in adapter.layers_to_transform):
+        problems.append(
+            Problem("adapter.layers_to_transform", "layer indices count from 0.", (("adapter.layers_to_transform", ()),))
+        )
+    return problems
+
+
+_RULES: tuple[Rule, ...] = (_quantization, _precision, _attention, _data, _evaluation, _adapter)
