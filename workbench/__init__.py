@@ -1,0 +1,68 @@
+"""A Jupyter-first interactive workbench for fine-tuning Hugging Face models.
+
+Importing this package is light: no torch, no widgets, no network. Names load on first use::
+
+    import workbench
+    panel = workbench.Workbench()      # the panel, in a notebook
+    estimate = workbench.estimate_run(workbench.Recipe())
+    session = workbench.start_session(workbench.Recipe()).wait()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Device": "hardware",
+    "Estimate": "estimate.estimate",
+    "Recipe": "recipe",
+    "Session": "train.session",
+    "Workbench": "panel",
+    "estimate_run": "estimate",
+    "find_device": "hardware",
+    "plan_run": "plan",
+    "preset": "recipe",
+    "start_session": "pipeline",
+    "target_device": "hardware",
+}
+
+__all__ = [
+    "Device",
+    "Estimate",
+    "Recipe",
+    "Session",
+    "Workbench",
+    "__version__",
+    "estimate_run",
+    "find_device",
+    "plan_run",
+    "preset",
+    "start_session",
+    "target_device",
+]
+
+if TYPE_CHECKING:
+    from .estimate import estimate_run
+    from .estimate.estimate import Estimate
+    from .hardware import Device, find_device, target_device
+    from .panel import Workbench
+    from .pipeline import start_session
+    from .plan import plan_run
+    from .recipe import Recipe, preset
+    from .train.session import Session
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

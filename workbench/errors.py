@@ -91,5 +91,5 @@ class NonFiniteError(RunError):
     """The loss or a gradient became NaN or Inf and the policy says stop."""
 
 
-class Cancelled(WorkbenchError):
+class Cancelled(WorkbenchError):  # noqa: N818  # an answer to the user, not an error
     """The user cancelled the work; nothing was lost."""

@@ -53,13 +53,8 @@ def parse_bytes(text: str | int) -> int:
         return text
     stripped = text.strip()
     units = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "kB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
-    for unit, size in units.items():
-        if stripped.endswith(unit):
-            number = stripped[: -len(unit)]
-            break
-    else:
-        number, size = stripped, 1
+    unit = next((unit for unit in units if stripped.endswith(unit)), "")
     try:
-        return round(float(number) * size)
+        return round(float(stripped.removesuffix(unit)) * units.get(unit, 1))
     except ValueError:
         raise ValueError(f"{text!r} is not a size. Write for example 15 GiB, 512 MiB or 80 GB.") from None

@@ -44,7 +44,8 @@ class MemoryEstimate:
         interval_bytes: ``(low, high)`` of ``process_bytes``.
         verdict: ``"fits"``, ``"tight"`` (the interval reaches over the capacity) or ``"does_not_fit"``.
         breakdown: Bytes by category at the peak; they add up to ``process_bytes``.
-        peak_phase: Phase of the peak, e.g. ``"load"``, ``"forward"``, ``"backward"``, ``"optimizer"``, ``"evaluation"``, ``"save"``.
+        peak_phase: Phase of the peak: ``"load"``, ``"forward"``, ``"backward"``, ``"optimizer"``, ``"evaluation"``
+            or ``"save"``.
         peak_step: Optimizer step of the peak, 0 for the first; None outside the steps.
         rest_bytes: Allocated bytes between steps, once the optimizer state exists.
         host_bytes: Host memory beside (paged or offloaded state); 0 on a CPU, where all is host memory.
@@ -84,7 +85,8 @@ class TimeEstimate:
         step_s: Seconds per optimizer step (all its micro-batches).
         tokens_per_s: Real tokens (padding excluded) per second.
         samples_per_s: Samples per second.
-        seconds_by_class: Seconds by operator class: ``matmul``, ``attention``, ``elementwise``, ``dequantize``, ``optimizer``, ``launch``.
+        seconds_by_class: Seconds by operator class: ``matmul``, ``attention``, ``elementwise``, ``dequantize``,
+            ``optimizer``, ``launch``.
         flops: Floating-point operations of one optimizer step.
         basis: ``"table"`` (peak rates and general efficiencies), ``"calibrated"`` (this device was measured) or
             ``"anchored"`` (a step of this very run was measured).

@@ -1,7 +1,7 @@
 """The groups of a Recipe. Each field is spelled as Hugging Face or PEFT spell it, and documented in its docstring.
 
 The panel's widgets, the CLI's flags, the YAML and the docs are generated from these classes;
-``show`` says how the panel shows a field: ``main`` (always), ``more`` (behind a fold) or ``hidden`` (YAML and CLI only).
+``show`` says how the panel shows a field: ``main`` (always), ``more`` (behind a fold), ``hidden`` (YAML and CLI only).
 ``toggle`` marks the settings whose marginal effect on memory and time is shown beside them.
 """
 

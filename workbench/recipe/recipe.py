@@ -64,19 +64,18 @@ class Recipe(parts.Part):
             try:
                 text, name = Path(source).read_text(encoding="utf-8"), str(source)
             except (OSError, UnicodeDecodeError) as error:
-                raise RecipeError([Problem("recipe", f"{source} cannot be read ({error}). Give a YAML file.")]) from None
+                raise _unreadable(f"{source} cannot be read ({error}). Give a YAML file.") from None
         try:
             values = yaml.safe_load(text)
         except yaml.YAMLError as error:
             where = getattr(error, "problem_mark", None)
             line = f", line {where.line + 1}" if where else ""
-            raise RecipeError([Problem("recipe", f"{name}{line} is not YAML: {getattr(error, 'problem', error)}.")]) from None
+            raise _unreadable(f"{name}{line} is not YAML: {getattr(error, 'problem', error)}.") from None
         if values is None:
             values = {}
         if not isinstance(values, dict):
-            raise RecipeError(
-                [Problem("recipe", f"{name} holds a {type(values).__name__}; a Recipe is groups of fields, like model: {{...}}.")]
-            )
+            kind = type(values).__name__
+            raise _unreadable(f"{name} holds a {kind}; a Recipe is groups of fields, like model: {{...}}.")
         return cls.from_dict(values)
 
     def to_dict(self, *, only_changed: bool = False) -> dict[str, Any]:
@@ -129,6 +128,9 @@ class Recipe(parts.Part):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+_BOOL_WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+
+
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
     """What the panel, the CLI and the docs need to know of one field.
@@ -163,9 +165,7 @@ class FieldInfo:
         if self.optional and stripped.lower() in ("", "none", "null"):
             return None
         if self.type_name == "bool":
-            return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}.get(
-                stripped.lower(), stripped
-            )
+            return _BOOL_WORDS.get(stripped.lower(), stripped)
         if self.type_name == "list":
             items = [item.strip().strip("'\"") for item in stripped.strip("[]()").split(",") if item.strip()]
             return stripped if self.default == "all-linear" and items == ["all-linear"] else items
@@ -203,6 +203,10 @@ def field_info(path: str) -> FieldInfo:
         hint = f" Did you mean {' or '.join(near)}?" if near else f" Groups: {', '.join(Recipe.model_fields)}."
         raise RecipeError([Problem(path, f"no such field.{hint}")])
     return found
+
+
+def _unreadable(message: str) -> RecipeError:
+    return RecipeError([Problem("recipe", message)])
 
 
 def _describe_field(group: str, name: str, info: Any) -> FieldInfo:

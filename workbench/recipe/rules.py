@@ -74,7 +74,9 @@ def _quantization(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
             field = f"quantization.load_in_{quantization.bits}bit"
             fix = ((field, False),)
         problems.append(
-            Problem(field, "needs the package bitsandbytes: run pip install 'workbench[quantization]', or do without.", fix)
+            Problem(
+                field, "needs the package bitsandbytes: run pip install 'workbench[quantization]', or do without.", fix
+            )
         )
     return problems
 
@@ -86,7 +88,7 @@ def _precision(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
         problems.append(
             Problem(
                 "model.dtype",
-                "float16 weights cannot be trained with fp16 mixed precision: the gradient scaler refuses float16 gradients.",
+                "float16 weights cannot train with fp16 mixed precision: the scaler refuses float16 gradients.",
                 (("model.dtype", "float32"),),
             )
         )
@@ -118,11 +120,11 @@ def _attention(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
         capability = target.compute_capability
         fix: tuple[tuple[str, object], ...] = (("model.attn_implementation", "sdpa"),)
         if target.kind != "cuda" or (capability is not None and capability < (8, 0)):
-            problems.append(
-                Problem("model.attn_implementation", f"flash_attention_2 needs an Ampere or newer GPU; {target.name} is none.", fix)
-            )
+            message = f"flash_attention_2 needs an Ampere or newer GPU; {target.name} is none."
+            problems.append(Problem("model.attn_implementation", message, fix))
         elif not target.for_estimate and importlib.util.find_spec("flash_attn") is None:
-            problems.append(Problem("model.attn_implementation", "flash_attention_2 needs the package flash-attn.", fix))
+            message = "flash_attention_2 needs the package flash-attn."
+            problems.append(Problem("model.attn_implementation", message, fix))
     return problems
 
 
@@ -137,9 +139,7 @@ def _data(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
             )
         )
     if data.packing and data.padding == "max_length":
-        problems.append(
-            Problem("data.padding", "packed sequences need no padding.", (("data.padding", "longest"),))
-        )
+        problems.append(Problem("data.padding", "packed sequences need no padding.", (("data.padding", "longest"),)))
     return problems
 
 
@@ -175,7 +175,11 @@ def _adapter(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
         )
     if any(index < 0 for index in adapter.layers_to_transform):
         problems.append(
-            Problem("adapter.layers_to_transform", "layer indices count from 0.", (("adapter.layers_to_transform", ()),))
+            Problem(
+                "adapter.layers_to_transform",
+                "layer indices count from 0.",
+                (("adapter.layers_to_transform", ()),),
+            )
         )
     return problems
 

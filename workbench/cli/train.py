@@ -1,0 +1,117 @@
+"""``workbench train``: the same run as the panel's, in this terminal. Ctrl-C saves and stops."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..events import Event, Progress
+from ..units import format_bytes, format_seconds
+from .arguments import ProgressLine, add_recipe_arguments, read_recipe
+
+if TYPE_CHECKING:
+    from ..train.session import Session
+
+
+def add_parser(verbs: Any) -> None:
+    """Add this verb."""
+    parser = verbs.add_parser("train", help="train, or resume a run", description=__doc__)
+    add_recipe_arguments(parser)
+    parser.add_argument("--out", metavar="DIR", help="run folder; default: a new folder below ./runs")
+    parser.add_argument("--resume", metavar="DIR", help="continue the run of this folder from its last checkpoint")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    parser.set_defaults(run=run)
+
+
+class _Printer:
+    """An Observer that prints one line per logged step, evaluation and checkpoint to stderr."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._line = ProgressLine(options)
+        self._every = 1
+
+    def on_event(self, event: Event) -> None:
+        """Take one event."""
+        data = event.data
+        if event.kind == "progress":
+            self._line(Progress(data["stage"], data.get("done", 0), data.get("total"), data.get("message", "")))
+            return
+        text = _line_of(event)
+        if text:
+            self._line.clear()
+            print(text, file=sys.stderr, flush=True)
+
+
+def _line_of(event: Event) -> str:
+    data = event.data
+    if event.kind == "step":
+        memory = data.get("peak_allocated_bytes", data.get("allocated_bytes"))
+        parts = [f"step {int(data['step'])}", f"loss {data.get('loss', float('nan')):.4f}"]
+        if data.get("grad_norm") is not None:
+            parts.append(f"grad_norm {data['grad_norm']:.3f}")
+        if data.get("tokens_per_s"):
+            parts.append(f"{data['tokens_per_s']:.0f} tokens/s")
+        if memory:
+            parts.append(format_bytes(memory))
+        if data.get("step_s"):
+            parts.append(format_seconds(data["step_s"]))
+        return "  ".join(parts)
+    if event.kind == "evaluation":
+        return f"evaluation  eval_loss {data.get('eval_loss', float('nan')):.4f}"
+    if event.kind == "checkpoint":
+        return f"saved {data.get('path', '')}"
+    if event.kind == "finding":
+        return f"! {data.get('summary', '')}"
+    return ""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train until the end, or until Ctrl-C or SIGTERM asks to stop; then everything is saved."""
+    from ..train.run_folder import read_recipe_of
+
+    recipe = read_recipe_of(Path(options.resume)) if options.resume else read_recipe(options)
+    from ..pipeline import start_session
+
+    session = start_session(
+        recipe,
+        run_dir=options.out,
+        resume_from=options.resume,
+        observers=[] if options.json else [_Printer(options)],
+    )
+    previous = _stop_on_signals(session)
+    try:
+        session.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    print(json.dumps(session.summary()) if options.json else _summary_text(session))
+    return 130 if session.state == "stopped" else 0
+
+
+def _stop_on_signals(session: Session) -> dict[int, Any]:
+    """Make the first Ctrl-C or SIGTERM stop at a step border and save; the second one interrupts."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        print("Stopping at the end of this step and saving; once more to give up.", file=sys.stderr)
+        session.stop(save=True)
+        signal.signal(number, signal.default_int_handler)
+
+    return {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _summary_text(session: Session) -> str:
+    summary = session.summary()
+    loss = summary.get("eval_loss") or summary.get("loss")
+    lines = [f"{session.state} after {summary['num_steps_done']} steps"]
+    if loss is not None:
+        lines[0] += f", loss {loss:.4f}"
+    lines.append(f"run folder: {summary['run_dir']}")
+    if summary.get("result_dir"):
+        lines.append(f"trained weights: {summary['result_dir']}")
+    lines += summary.get("verdicts", [])
+    return "\n".join(lines)
