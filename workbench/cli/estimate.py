@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     recipe = read_recipe(options)
     from ..estimate import estimate_run
     from ..hardware import target_device
-    from ..report.text import render_estimate
+    from ..report.tables import render_estimate
 
     progress = ProgressLine(options)
     device = target_device(recipe, options.device)
@@ -58,5 +58,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(estimate.to_dict(with_timeline=options.timeline)))
     else:
-        print(render_estimate(estimate, recipe))
+        print(render_estimate(estimate))
     return 0

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     recipe = read_recipe(options)
     from ..hardware import target_device
     from ..plan import plan_run
-    from ..report.text import render_plan
+    from ..report.tables import render_plan
 
     progress = ProgressLine(options)
     device = target_device(recipe, options.device)

@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """Print one line a run, newest first."""
     import dataclasses
 
-    from ..report.text import render_runs
+    from ..report.tables import render_runs
     from ..train.run_folder import list_runs
 
     found = list_runs(options.root)

@@ -8,6 +8,7 @@ saw-teeth and long batches leave the floor where it was. What the channel cannot
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -118,7 +119,7 @@ def leak_finding(verdict: LeakVerdict) -> Finding | None:
 def _window_floors(series: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the lowest value and the middle index of each of NUM_WINDOWS equal windows."""
     edges = np.linspace(0, len(series), min(NUM_WINDOWS, len(series) // 2) + 1).astype(int)
-    floors = np.array([series[low:high].min() for low, high in zip(edges[:-1], edges[1:], strict=True)])
+    floors = np.array([series[low:high].min() for low, high in itertools.pairwise(edges)])
     return floors, (edges[:-1] + edges[1:]) / 2
 
 

@@ -199,7 +199,7 @@ def field_info(path: str) -> FieldInfo:
 
         name = path.rsplit(".", 1)[-1]
         near = [info.path for info in _FIELDS.values() if info.name == name]
-        near = near or difflib.get_close_matches(path, _FIELDS, n=3, cutoff=0.5)
+        near = near or difflib.get_close_matches(path, _FIELDS, n=3, cutoff=0.7)
         hint = f" Did you mean {' or '.join(near)}?" if near else f" Groups: {', '.join(Recipe.model_fields)}."
         raise RecipeError([Problem(path, f"no such field.{hint}")])
     return found
