@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--ServerApp.allow_root=True")  # In a container root is the only user.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The server must not outlive this process.
     server = subprocess.Popen(command, env=environment)
     address = f"http://127.0.0.1:{port}/lab/tree/{notebook.name}?token={token}"
     try:
