@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: lab test check bench chromium clean
+.PHONY: lab test check bench docs chromium clean
 
 lab: $(VENV)/.installed
 	$(BIN)/workbench lab $(ARGS)
@@ -47,3 +47,7 @@ chromium:
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
+
+# Pages that are made from the code; a contract test holds them equal to it.
+docs: $(VENV)/.installed-test
+	$(BIN)/python -c "from pathlib import Path; from workbench.recipe.reference import render_reference; Path('docs/recipe.md').write_text(render_reference())"
