@@ -1,0 +1,184 @@
+"""LoRA through PEFT, with an error for every target that matches nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import Problem, RecipeError
+from ..recipe import Recipe
+
+# Names of modules that hold the repeated layers; a number below them is a layer's index.
+_LAYER_INDEX = re.compile(r"\.(\d+)\.")
+
+
+def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False) -> nn.Module:
+    """Return the model with what the Recipe trains made trainable: a LoRA adapter, or every weight.
+
+    Args:
+        recipe: The settings.
+        model: The base model, quantized or not, on any device including ``meta``.
+        is_partial: True for a copy with fewer layers than the real model: layer indices beyond it are left out then
+            instead of being an error.
+
+    Raises:
+        RecipeError: A target matches no module; the message names the ones that exist.
+    """
+    adapter = recipe.adapter
+    if adapter.method == "none":
+        return model
+    require_targets(recipe, model, is_partial=is_partial)
+    from peft import LoraConfig, get_peft_model
+
+    layers = [index for index in adapter.layers_to_transform if not is_partial or index < _num_layers(model)]
+    targets: str | list[str]
+    targets = adapter.target_modules if isinstance(adapter.target_modules, str) else list(adapter.target_modules)
+    if layers and isinstance(targets, str):
+        # PEFT takes layer indices only beside a list of names.
+        targets = sorted({name.rsplit(".", 1)[-1] for name in _matched_by_text(targets, model)})
+    config = LoraConfig(
+        r=adapter.r,
+        lora_alpha=adapter.lora_alpha,
+        lora_dropout=adapter.lora_dropout,
+        target_modules=targets,
+        use_rslora=adapter.use_rslora,
+        use_dora=adapter.use_dora,
+        modules_to_save=list(adapter.modules_to_save) or None,
+        layers_to_transform=layers or None,
+        task_type="CAUSAL_LM",
+    )
+    is_meta = next(model.parameters()).device.type == "meta"
+    # On the meta device the adapter would be drawn with real numbers on the CPU and then thrown away.
+    with torch.device("meta") if is_meta else contextlib.nullcontext():
+        wrapped = get_peft_model(model, config, autocast_adapter_dtype=adapter.autocast_adapter_dtype)
+    if is_meta and not adapter.autocast_adapter_dtype:
+        _take_base_dtype(wrapped)
+    return wrapped
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """Return the last parts of the names of all Linear modules, the output head included, e.g. ``q_proj``."""
+    return sorted({name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _is_linear(module)})
+
+
+def require_targets(recipe: Recipe, model: nn.Module, *, is_partial: bool = False) -> None:
+    """Raise RecipeError unless every target, whole module and layer index of the Recipe exists in the model.
+
+    PEFT itself complains only when nothing at all matches, so that a misspelt name among others goes unnoticed.
+    """
+    adapter = recipe.adapter
+    names = [name for name, _ in model.named_modules() if name]
+    available = ", ".join(linear_names(model)) or "none"
+    problems: list[Problem] = []
+    if isinstance(adapter.target_modules, str):
+        if not _matched_by_text(adapter.target_modules, model):
+            problems.append(
+                Problem(
+                    "adapter.target_modules",
+                    f"{adapter.target_modules!r} matches no module of this model. Linear modules are: {available}.",
+                    (("adapter.target_modules", "all-linear"),),
+                )
+            )
+    else:
+        missing = [target for target in adapter.target_modules if not _any_ends_with(names, target)]
+        if missing:
+            problems.append(
+                Problem(
+                    "adapter.target_modules",
+                    f"{', '.join(missing)} match{'es' if len(missing) == 1 else ''} no module of this model. "
+                    f"Linear modules are: {available}.",
+                    (("adapter.target_modules", "all-linear"),),
+                )
+            )
+    missing = [target for target in adapter.modules_to_save if not _any_ends_with(names, target)]
+    if missing:
+        problems.append(
+            Problem(
+                "adapter.modules_to_save",
+                f"{', '.join(missing)} is no module of this model. Linear modules are: {available}.",
+                (("adapter.modules_to_save", ()),),
+            )
+        )
+    num_layers = _num_layers(model)
+    beyond = [index for index in adapter.layers_to_transform if index >= num_layers]
+    if beyond and (not is_partial or len(beyond) == len(adapter.layers_to_transform)):
+        problems.append(
+            Problem(
+                "adapter.layers_to_transform",
+                f"layer {beyond[0]} does not exist; this model has layers 0 to {num_layers - 1}.",
+                (("adapter.layers_to_transform", ()),),
+            )
+        )
+    if problems:
+        raise RecipeError(problems)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return ``(all, trainable)`` parameters; packed 4-bit weights are counted unpacked."""
+    total = trainable = 0
+    for parameter in model.parameters():
+        count = parameter.numel()
+        if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8:
+            count *= 2
+        total += count
+        trainable += count if parameter.requires_grad else 0
+    return total, trainable
+
+
+def _is_linear(module: nn.Module) -> bool:
+    # transformers' Conv1D (GPT-2) is a Linear with its weight transposed; PEFT adapts it as well.
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _any_ends_with(names: list[str], target: str) -> bool:
+    return any(name == target or name.endswith("." + target) for name in names)
+
+
+def _matched_by_text(pattern: str, model: nn.Module) -> list[str]:
+    """Return the modules that a text target means: ``all-linear``, or a regular expression for the whole name."""
+    if pattern.lower() == "all-linear":
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        return [name for name, module in model.named_modules() if _is_linear(module) and module is not head]
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise RecipeError(
+            [
+                Problem(
+                    "adapter.target_modules",
+                    f"{pattern!r} is no regular expression ({error}).",
+                    (("adapter.target_modules", "all-linear"),),
+                )
+            ]
+        ) from None
+    return [name for name, _ in model.named_modules() if expression.fullmatch(name)]
+
+
+def _num_layers(model: nn.Module) -> int:
+    config: Any = getattr(model, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        count = getattr(config.get_text_config(), "num_hidden_layers", None)
+        if count:
+            return int(count)
+    found = [int(match) for name, _ in model.named_modules() for match in _LAYER_INDEX.findall(f".{name}.")]
+    return max(found, default=-1) + 1
+
+
+def _take_base_dtype(model: nn.Module) -> None:
+    """Give meta adapter weights the dtype of their base layer, as PEFT does where it moves real ones."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        base_dtype = module.get_base_layer().weight.dtype
+        if not base_dtype.is_floating_point:
+            continue
+        for name in (*module.adapter_layer_names, *module.other_param_names):
+            part = getattr(module, name, None)
+            if isinstance(part, nn.Module):
+                part.to(base_dtype)

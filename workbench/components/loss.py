@@ -1,0 +1,158 @@
+"""The only loss: the trainer, the evaluation and the trace all call ``compute_loss``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ..errors import ModelError
+from ..recipe import Recipe
+
+IGNORE_INDEX = -100
+
+# Tokens whose logits are alive at once in the chunked loss. 256 tokens of a vocabulary of 128k take 0.3 GiB with their
+# float32 copies; smaller chunks are slower without saving anything that counts.
+CHUNK_TOKENS = 256
+
+# Settings by which known models change their logits after the output head.
+_CAP = "final_logit_softcapping"  # Gemma: cap * tanh(logits / cap)
+_FACTOR = "logit_scale"  # Cohere: logits * factor
+_DIVISOR = "logits_scaling"  # Granite: logits / divisor
+
+
+def compute_loss(
+    recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor], num_items: Tensor | int | None
+) -> Tensor:
+    """Return the loss of one micro-batch, as transformers' ``ForCausalLMLoss`` defines it.
+
+    Args:
+        recipe: ``training.loss_type`` decides how it is computed, not what it is.
+        model: A causal language model, with or without an adapter around it.
+        batch: ``input_ids`` and ``labels`` (B, S), and what else the model takes (``attention_mask``,
+            ``position_ids``). ``labels`` are not shifted; -100 is not learned.
+        num_items: Supervised tokens of the whole optimizer step: the sum over this micro-batch is divided by it, so
+            that micro-batches add up to the mean over tokens. None takes the mean over this micro-batch.
+
+    Returns:
+        A float32 scalar with a graph.
+    """
+    if recipe.training.loss_type == "chunked_nll":
+        return _chunked_nll(model, batch, num_items)
+    if _accepts_loss_arguments(_causal_model(model)):
+        extra = {} if num_items is None else {"num_items_in_batch": num_items}
+        return model(**batch, **extra).loss
+    # Code from outside transformers often lacks num_items_in_batch and would average each micro-batch by itself.
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    logits = model(**inputs).logits
+    return ForCausalLMLoss(logits, batch["labels"], logits.shape[-1], num_items_in_batch=num_items)
+
+
+def count_items(batches: Iterable[Mapping[str, Any]]) -> int:
+    """Return the supervised tokens of some batches; the first token of a row is never predicted, so it never counts."""
+    return sum(int(batch["labels"][..., 1:].ne(IGNORE_INDEX).sum()) for batch in batches)
+
+
+def require_plain_head(model: nn.Module) -> None:
+    """Check on two tokens that the chunked loss computes the same logits as the model's own forward.
+
+    Raises:
+        ModelError: The model does something to its logits that the chunked loss does not know.
+    """
+    causal = _causal_model(model)
+    device = causal.get_input_embeddings().weight.device
+    tokens = torch.zeros((1, 2), dtype=torch.long, device=device)
+    was_training = causal.training
+    causal.eval()
+    try:
+        with torch.no_grad():
+            own = causal(input_ids=tokens, use_cache=False).logits.float()
+            ours = _logits(causal, _hidden_states(causal, {"input_ids": tokens})).float()
+    finally:
+        causal.train(was_training)
+    if own.shape != ours.shape or not torch.allclose(own, ours, rtol=1e-2, atol=1e-3):
+        raise ModelError(
+            f"{type(causal).__name__} changes its logits after the output head in a way the chunked loss does not "
+            "know. Set training.loss_type=nll."
+        )
+
+
+def _causal_model(model: nn.Module) -> Any:
+    """Return the causal model inside an adapter, or the model itself."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if inner is not None else model
+
+
+@functools.lru_cache(maxsize=64)
+def _forward_takes_anything(model_class: type[nn.Module]) -> bool:
+    parameters = inspect.signature(model_class.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _accepts_loss_arguments(causal: Any) -> bool:
+    declared = getattr(causal, "accepts_loss_kwargs", None)
+    return _forward_takes_anything(type(causal)) if declared is None else bool(declared)
+
+
+def _hidden_states(causal: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the last hidden states (B, S, H) of the model without its output head."""
+    return causal.base_model(**inputs, use_cache=False).last_hidden_state
+
+
+def _logits(causal: Any, hidden: Tensor) -> Tensor:
+    """Return the logits of hidden states, changed as the model's own forward changes them."""
+    logits: Tensor = causal.get_output_embeddings()(hidden)
+    config = causal.config.get_text_config()
+    cap, factor, divisor = (getattr(config, name, None) for name in (_CAP, _FACTOR, _DIVISOR))
+    if factor:
+        logits = logits * factor
+    if divisor:
+        logits = logits / divisor
+    if cap:
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def _chunked_nll(model: nn.Module, batch: Mapping[str, Tensor], num_items: Tensor | int | None) -> Tensor:
+    """Return the same loss without ever holding the logits of all tokens.
+
+    The hidden states of the supervised tokens go through the output head in chunks; each chunk is checkpointed, so that
+    backward computes its logits again instead of keeping them.
+    """
+    causal = _causal_model(model)
+    hidden = _hidden_states(causal, {name: value for name, value in batch.items() if name != "labels"})
+    labels = functional.pad(batch["labels"], (0, 1), value=IGNORE_INDEX)[..., 1:].reshape(-1).to(hidden.device)
+    hidden = hidden.reshape(-1, hidden.shape[-1])
+    if not _is_fake(labels):
+        # How many tokens are supervised is data; a trace has none and takes all of them, the most there can be.
+        supervised = labels.ne(IGNORE_INDEX).nonzero().squeeze(-1)
+        hidden, labels = hidden.index_select(0, supervised), labels.index_select(0, supervised)
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for start in range(0, labels.shape[0], CHUNK_TOKENS):
+        piece = slice(start, start + CHUNK_TOKENS)
+        total = total + checkpoint(_chunk_nll, causal, hidden[piece], labels[piece], use_reentrant=False)
+    if labels.shape[0] == 0:
+        total = total + hidden.float().sum() * 0.0  # Keeps the graph, so that backward has something to do.
+    count = labels.shape[0] if num_items is None else num_items
+    if isinstance(count, Tensor):
+        count = count.to(total.device)
+    return total / count
+
+
+def _chunk_nll(causal: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = _logits(causal, hidden).float()
+    return functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"

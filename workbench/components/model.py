@@ -1,0 +1,181 @@
+"""The one constructor of models: for the trace (``place="meta"``) and for the real run (``"cpu"``, ``"cuda"``)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..errors import ModelError, WorkbenchError
+from ..events import Cancel, Progress, ProgressCallback
+from ..hardware import Device
+from ..recipe import Recipe
+from . import adapter, checkpointing, loss, quantization
+from .precision import Precision, load_weight_dtype, resolve_precision
+
+if TYPE_CHECKING:
+    from .source import ModelSource
+
+__all__ = ["Precision", "build_model", "load_weight_dtype", "resolve_precision"]
+
+# transformers sets torch's default dtype and patches initialisers while it constructs a model; both are process-wide,
+# so that a trace in one thread and a load in another would mix them.
+_CONSTRUCTION = threading.RLock()
+
+
+def build_model(
+    recipe: Recipe,
+    source: ModelSource,
+    device: Device,
+    *,
+    place: str,
+    num_hidden_layers: int | None = None,
+    allow_random_weights: bool = False,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel | None = None,
+) -> nn.Module:
+    """Return the model that the Trainer gets, in train mode.
+
+    Base model, then quantized Linear classes, float32 preparation, adapter and checkpointing, in the order of the real
+    run, whatever the place.
+
+    Args:
+        recipe: The settings.
+        source: Where the model comes from.
+        device: The device the run is for; it decides dtypes through ``resolve_precision``.
+        place: ``"meta"`` builds the same modules without storage and reads no weights; ``"cpu"`` and ``"cuda"`` load.
+        num_hidden_layers: Build only so many layers of the same kind; only on ``"meta"``. Where
+            ``adapter.layers_to_transform`` names layers, those beyond are left out.
+        allow_random_weights: Initialise at random where the source has no weights.
+        progress: Told about the stage ``"load"``.
+        cancel: Looked at between the stages.
+
+    Raises:
+        ModelError: The model cannot be read or built, or has no weights.
+        RecipeError: The adapter matches nothing.
+        MissingPackageError: bitsandbytes is needed and missing.
+        Cancelled: The user cancelled.
+    """
+    if place not in ("meta", "cpu", "cuda"):
+        raise ValueError(f"place is {place!r}; allowed are meta, cpu and cuda.")
+    if num_hidden_layers is not None and place != "meta":
+        raise ValueError("num_hidden_layers shortens models on the meta device only.")
+    _tell(progress, cancel, 0, f"Loading {source.name}")
+    config = _prepare_config(source.config, num_hidden_layers)
+    dtype = load_weight_dtype(recipe, source, device)
+    precision = resolve_precision(recipe, device)
+    try:
+        with _CONSTRUCTION:
+            if place == "meta":
+                model = _on_meta(recipe, config, dtype, precision)
+            else:
+                model = _load(recipe, source, config, dtype, precision, place, allow_random_weights)
+            _tell(progress, cancel, 1, "Preparing the adapter" if recipe.adapter.method == "lora" else "Preparing")
+            model = quantization.prepare_for_training(recipe, model)
+            if recipe.training.loss_type == "chunked_nll" and place != "meta":
+                loss.require_plain_head(model)
+            base = model
+            model = adapter.attach_adapter(recipe, model, is_partial=num_hidden_layers is not None)
+            if recipe.training.gradient_checkpointing:
+                # After the adapter: PEFT makes the inputs of a checkpointed model require gradients, see there.
+                checkpointing.enable_checkpointing(base)
+    except (WorkbenchError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # Libraries raise anything here; each becomes one sentence about the model.
+        raise ModelError(f"{source.name} cannot be built: {_first_line(error)}") from error
+    model.train()
+    _tell(progress, cancel, 2, f"Loaded {source.name}")
+    return model
+
+
+def _tell(progress: ProgressCallback | None, cancel: Cancel | None, done: int, message: str) -> None:
+    if cancel is not None:
+        cancel.check()
+    if progress is not None:
+        progress(Progress("load", done, 2, message))
+
+
+def _prepare_config(config: Any, num_hidden_layers: int | None) -> Any:
+    """Return a copy of the config without cache and, where asked for, with fewer layers."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    for part in (config, text):
+        # A cache that is filled during training leaks between packed samples and is never read.
+        part.use_cache = False
+    if num_hidden_layers is not None:
+        whole = text.num_hidden_layers
+        for name, value in list(vars(text).items()):
+            if isinstance(value, (list, tuple)) and len(value) == whole and name != "architectures":
+                setattr(text, name, type(value)(value[:num_hidden_layers]))
+        text.num_hidden_layers = num_hidden_layers
+    return config
+
+
+def _on_meta(recipe: Recipe, config: Any, dtype: torch.dtype, precision: Precision) -> nn.Module:
+    model = _skeleton(recipe, config, dtype)
+    skip = quantization.skipped_modules(recipe, model) if recipe.quantization.bits else ()
+    quantized = quantization.quantization_config(recipe, precision, dtype, skip)
+    if quantized is not None:
+        quantization.quantize_meta_model(model, quantized)
+    return model
+
+
+def _skeleton(recipe: Recipe, config: Any, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=recipe.model.attn_implementation,
+            trust_remote_code=recipe.model.trust_remote_code,
+        )
+
+
+def _load(
+    recipe: Recipe,
+    source: ModelSource,
+    config: Any,
+    dtype: torch.dtype,
+    precision: Precision,
+    place: str,
+    allow_random_weights: bool,
+) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {
+        "attn_implementation": recipe.model.attn_implementation,
+        "trust_remote_code": recipe.model.trust_remote_code,
+    }
+    if not source.has_weights or source.path is None:
+        if not allow_random_weights or recipe.quantization.bits:
+            raise ModelError(
+                f"{source.name} has a config but no weights here: it can be estimated, not trained. "
+                "Give a hub id or a folder that holds the weights as safetensors."
+            )
+        with torch.device(place):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+    if recipe.quantization.bits:
+        named = recipe.quantization.llm_int8_skip_modules
+        skip = quantization.skipped_modules(recipe, _skeleton(recipe, config, dtype)) if named else ()
+        options["quantization_config"] = quantization.quantization_config(recipe, precision, dtype, skip)
+    if place == "cuda" or recipe.quantization.bits:
+        options["device_map"] = {"": torch.cuda.current_device() if place == "cuda" else "cpu"}
+    try:
+        # Only safetensors: the older format is a pickle, which runs code when it is read.
+        return AutoModelForCausalLM.from_pretrained(
+            source.path, config=config, dtype=dtype, revision=source.revision, use_safetensors=True, **options
+        )
+    except OSError as error:
+        raise ModelError(
+            f"The weights of {source.name} cannot be read ({_first_line(error)}). "
+            "Give a hub id that this machine reaches, or a folder that holds them as safetensors."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

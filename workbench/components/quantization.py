@@ -1,0 +1,104 @@
+"""Frozen base weights in 8 or 4 bits, through transformers' own bitsandbytes integration."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import MissingPackageError
+from ..recipe import Recipe
+from .precision import Precision
+
+
+def quantization_config(
+    recipe: Recipe, precision: Precision, weight_dtype: torch.dtype, skip_modules: Sequence[str] = ()
+) -> Any | None:
+    """Return transformers' ``BitsAndBytesConfig`` for the Recipe, or None where nothing is quantized.
+
+    Args:
+        recipe: The settings.
+        precision: Dtypes of the run.
+        weight_dtype: Dtype of the weights that stay unquantized; 4-bit products are computed in it where there is no
+            autocast.
+        skip_modules: Modules that stay unquantized, from ``skipped_modules``; empty leaves the choice to transformers.
+
+    Raises:
+        MissingPackageError: bitsandbytes is not installed.
+    """
+    wanted = recipe.quantization
+    if not wanted.bits:
+        return None
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingPackageError("bitsandbytes", f"A base in {wanted.bits} bits", "quantization")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=wanted.load_in_4bit,
+        load_in_8bit=wanted.load_in_8bit,
+        bnb_4bit_quant_type=wanted.bnb_4bit_quant_type,
+        bnb_4bit_use_double_quant=wanted.bnb_4bit_use_double_quant,
+        bnb_4bit_compute_dtype=precision.autocast_dtype or weight_dtype,
+        llm_int8_threshold=wanted.llm_int8_threshold,
+        llm_int8_skip_modules=list(skip_modules) or None,
+    )
+
+
+def skipped_modules(recipe: Recipe, model: nn.Module) -> list[str]:
+    """Return the modules that stay unquantized: the output head, what is tied to it, and those the Recipe names.
+
+    transformers drops its own list as soon as one is given, which would quantize the head, so both are joined here.
+    """
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    return sorted({*get_keys_to_not_convert(model), *recipe.quantization.llm_int8_skip_modules})
+
+
+def quantize_meta_model(model: nn.Module, config: Any) -> None:
+    """Put the quantized Linear classes where a real load puts them, without storage.
+
+    The weights become meta tensors of the packed shape and dtype: ``(in * out / 2, 1)`` uint8 for 4 bits, ``(out, in)``
+    int8 for 8 bits, so that everything built on top (adapter dtypes, float32 preparation) decides as in the real run.
+
+    Args:
+        model: A model on the ``meta`` device.
+        config: A ``BitsAndBytesConfig``.
+    """
+    import bitsandbytes
+    from transformers.quantizers import AutoHfQuantizer
+
+    quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
+    quantizer.preprocess_model(model=model, device_map={"": "cpu"})
+    quantizer.postprocess_model(model)
+    for module in model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            packed = torch.empty((module.weight.numel() + 1) // 2, 1, dtype=torch.uint8, device="meta")
+            module.weight = bitsandbytes.nn.Params4bit(
+                packed,
+                requires_grad=False,
+                quant_type=config.bnb_4bit_quant_type,
+                compress_statistics=config.bnb_4bit_use_double_quant,
+                bnb_quantized=True,
+            )
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            packed = torch.empty(module.weight.shape, dtype=torch.int8, device="meta")
+            module.weight = bitsandbytes.nn.Int8Params(packed, requires_grad=False, has_fp16_weights=False)
+
+
+def prepare_for_training(recipe: Recipe, model: nn.Module) -> nn.Module:
+    """Freeze a quantized base and, where the Recipe says so, cast what is not quantized to float32.
+
+    Checkpointing is left alone: it has a switch of its own (PEFT's function would turn it on).
+    """
+    if not recipe.quantization.bits:
+        return model
+    if recipe.quantization.prepare_model_for_kbit_training:
+        from peft import prepare_model_for_kbit_training
+
+        return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    return model
