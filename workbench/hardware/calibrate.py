@@ -1,0 +1,196 @@
+"""Measure this machine's device: matrix products, bandwidth, attention, dequantisation, cost of one operator.
+
+What a time estimate needs is not the data sheet but what torch's kernels reach here. Every figure is the best of a few
+repetitions, so that another process on the machine disturbs little. The whole takes under ten seconds on two cores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..events import Cancel, Progress, ProgressCallback
+from .device import Device
+from .store import Profile, save_profile
+
+if TYPE_CHECKING:
+    import torch
+
+# Matrix products by size class: (rows, inner, columns). A LoRA matrix is "narrow": one side is the rank, so that the
+# product reads much and computes little.
+GEMM_SHAPES = {"large": (1024, 2048, 2048), "medium": (512, 576, 1536), "narrow": (1024, 1024, 16)}
+# A bandwidth probe has to be far larger than the last-level cache (tens of MiB).
+CPU_PROBE_BYTES = 2**27
+GPU_PROBE_BYTES = 2**30
+SECONDS_PER_PROBE = 0.25
+
+
+def calibrate_device(progress: ProgressCallback | None = None, cancel: Cancel | None = None) -> Device:
+    """Measure this machine's device, store the profile for this torch version, and return the device with it.
+
+    Raises:
+        Cancelled: The user cancelled; nothing was stored.
+    """
+    import torch
+
+    from .local import apply_profile, read_device
+
+    device = read_device("auto")
+    on_gpu = device.kind != "cpu"
+    profile = _measure(device.name, "cuda" if on_gpu else "cpu", progress, cancel)
+    profile = dataclasses.replace(profile, num_threads=0 if on_gpu else torch.get_num_threads())
+    save_profile(profile)
+    return apply_profile(device, profile)
+
+
+def measure_quickly(device_name: str, num_threads: int) -> Profile:
+    """Return a profile of this CPU from less than a second of measuring; it serves until someone calibrates."""
+    import torch
+
+    flops = _gemm_rate("cpu", torch.float32, GEMM_SHAPES["medium"], seconds=0.08)
+    bandwidth = _bandwidth("cpu", seconds=0.08, num_bytes=2**26)
+    return Profile(
+        device_name=device_name,
+        torch_version=torch.__version__,
+        num_threads=num_threads,
+        bandwidth_bytes_per_s=bandwidth,
+        flops_per_s=_spread(flops),
+        launch_s=_launch("cpu", seconds=0.05),
+        is_quick=True,
+    )
+
+
+def _spread(float32_flops: float) -> dict[str, float]:
+    """Return rates for all dtypes from the float32 one alone; a CPU without 16-bit units is no faster in 16 bits."""
+    return {name: float32_flops for name in ("float32", "tf32", "float16", "bfloat16", "int8")}
+
+
+def _measure(name: str, kind: str, progress: ProgressCallback | None, cancel: Cancel | None) -> Profile:
+    import torch
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if kind == "cuda":
+        dtypes["float16"] = torch.float16
+    probes: list[tuple[str, Callable[[], float]]] = [("bandwidth", lambda: _bandwidth(kind)), ("launch", lambda: _launch(kind))]
+    for dtype_name, dtype in dtypes.items():
+        for size, shape in GEMM_SHAPES.items():
+            probes.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_rate, kind, dtype, shape)))
+    probes.append(("attention", lambda: _attention_rate(kind, torch.float32 if kind == "cpu" else torch.float16)))
+    probes.append(("dequantize.4", lambda: _dequantize_rate(kind)))
+    measured: dict[str, float] = {}
+    for index, (key, probe) in enumerate(probes):
+        if cancel is not None:
+            cancel.check()
+        if progress is not None:
+            progress(Progress("calibrate", index, len(probes), f"Measuring {key}"))
+        measured[key] = probe()
+    return _profile_of(name, torch.__version__, measured, list(dtypes))
+
+
+def _profile_of(name: str, torch_version: str, measured: dict[str, float], dtype_names: list[str]) -> Profile:
+    best = {dtype: max(measured[f"matmul.{dtype}.{size}"] for size in GEMM_SHAPES) for dtype in dtype_names}
+    efficiency = {
+        f"matmul.{dtype}.{size}": measured[f"matmul.{dtype}.{size}"] / best[dtype]
+        for dtype in dtype_names
+        for size in GEMM_SHAPES
+    }
+    reference = best.get("float16", best["float32"])
+    efficiency["attention"] = measured["attention"] / reference
+    efficiency["elementwise"] = 1.0
+    if measured["dequantize.4"] > 0:
+        efficiency["dequantize.4"] = measured["dequantize.4"] / measured["bandwidth"]
+    flops = {**_spread(best["float32"]), **best}
+    if "float16" not in best:  # A CPU emulates float16 the way it does bfloat16.
+        flops["float16"] = best["bfloat16"]
+    return Profile(
+        device_name=name,
+        torch_version=torch_version,
+        num_threads=0,
+        bandwidth_bytes_per_s=measured["bandwidth"],
+        flops_per_s=flops,
+        launch_s=measured["launch"],
+        efficiency=efficiency,
+    )
+
+
+def _bind(function: Callable[..., float], *args: object) -> Callable[[], float]:
+    return lambda: function(*args)
+
+
+def best_time(work: Callable[[], object], kind: str, seconds: float = SECONDS_PER_PROBE) -> float:
+    """Return the shortest time of one call of ``work``, repeated for ``seconds`` after a warm-up."""
+    import torch
+
+    def once() -> float:
+        start = time.perf_counter()
+        work()
+        if kind == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    once()
+    best, deadline = once(), time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        best = min(best, once())
+    return max(best, 1e-9)
+
+
+def _gemm_rate(
+    kind: str, dtype: torch.dtype, shape: tuple[int, int, int], seconds: float = SECONDS_PER_PROBE
+) -> float:
+    import torch
+
+    rows, inner, columns = shape
+    left = torch.ones(rows, inner, dtype=dtype, device=kind)
+    right = torch.ones(inner, columns, dtype=dtype, device=kind)
+    return 2 * rows * inner * columns / best_time(lambda: left @ right, kind, seconds)
+
+
+def _bandwidth(kind: str, seconds: float = SECONDS_PER_PROBE, num_bytes: int | None = None) -> float:
+    import torch
+
+    size = num_bytes or (CPU_PROBE_BYTES if kind == "cpu" else GPU_PROBE_BYTES)
+    source = torch.ones(size // 4, device=kind)
+    # A fresh output each time, as a training step has it: on a CPU its pages are faulted in, which is a cost of its own.
+    return 2 * size / best_time(lambda: source * 2.0, kind, seconds)
+
+
+def _launch(kind: str, seconds: float = SECONDS_PER_PROBE) -> float:
+    import torch
+
+    small = torch.ones(16, 16, device=kind, requires_grad=True)
+    count = 200
+
+    def chain() -> None:
+        value = small
+        for _ in range(count):
+            value = value * 1.01
+        value.sum().backward()  # type: ignore[no-untyped-call]
+
+    return best_time(chain, kind, seconds) / (2 * count)
+
+
+def _attention_rate(kind: str, dtype: torch.dtype) -> float:
+    import torch
+
+    batch, heads, length, size = 1, 8, 1024, 64
+    query = torch.ones(batch, heads, length, size, dtype=dtype, device=kind)
+    flops = 4 * batch * heads * length * length * size / 2  # causal: half of the square
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return flops / best_time(lambda: attend(query, query, query, is_causal=True), kind)
+
+
+def _dequantize_rate(kind: str) -> float:
+    """Return bytes per second (packed read plus 16-bit written) of 4-bit dequantisation; 0 without bitsandbytes."""
+    import torch
+
+    try:
+        from bitsandbytes import functional
+    except ImportError:
+        return 0.0
+    weight = torch.ones(2048, 2048, dtype=torch.float32, device=kind)
+    packed, state = functional.quantize_4bit(weight, quant_type="nf4")
+    num_bytes = packed.numel() + weight.numel() * 4
+    return num_bytes / best_time(lambda: functional.dequantize_4bit(packed, state), kind)
