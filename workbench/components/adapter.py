@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from typing import Any
 
 import torch
@@ -53,7 +54,9 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
     )
     is_meta = next(model.parameters()).device.type == "meta"
     # On the meta device the adapter would be drawn with real numbers on the CPU and then thrown away.
-    with torch.device("meta") if is_meta else contextlib.nullcontext():
+    with torch.device("meta") if is_meta else contextlib.nullcontext(), warnings.catch_warnings():
+        # PEFT 0.21 asks transformers 5.24 a question by its old name.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         wrapped = get_peft_model(model, config, autocast_adapter_dtype=adapter.autocast_adapter_dtype)
     if is_meta and not adapter.autocast_adapter_dtype:
         _take_base_dtype(wrapped)

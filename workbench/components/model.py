@@ -70,15 +70,17 @@ def build_model(
     try:
         with _CONSTRUCTION:
             if place == "meta":
-                model = _on_meta(recipe, config, dtype, precision)
+                model, quantized = _on_meta(recipe, config, dtype, precision)
             else:
-                model = _load(recipe, source, config, dtype, precision, place, allow_random_weights)
+                quantized, model = None, _load(recipe, source, config, dtype, precision, place, allow_random_weights)
             _tell(progress, cancel, 1, "Preparing the adapter" if recipe.adapter.method == "lora" else "Preparing")
             model = quantization.prepare_for_training(recipe, model)
             if recipe.training.loss_type == "chunked_nll" and place != "meta":
                 loss.require_plain_head(model)
             base = model
             model = adapter.attach_adapter(recipe, model, is_partial=num_hidden_layers is not None)
+            if quantized is not None:
+                quantization.pack_meta_weights(model, quantized)
             if recipe.training.gradient_checkpointing:
                 # After the adapter: PEFT makes the inputs of a checkpointed model require gradients, see there.
                 checkpointing.enable_checkpointing(base)
@@ -114,13 +116,13 @@ def _prepare_config(config: Any, num_hidden_layers: int | None) -> Any:
     return config
 
 
-def _on_meta(recipe: Recipe, config: Any, dtype: torch.dtype, precision: Precision) -> nn.Module:
+def _on_meta(recipe: Recipe, config: Any, dtype: torch.dtype, precision: Precision) -> tuple[nn.Module, Any | None]:
     model = _skeleton(recipe, config, dtype)
     skip = quantization.skipped_modules(recipe, model) if recipe.quantization.bits else ()
     quantized = quantization.quantization_config(recipe, precision, dtype, skip)
     if quantized is not None:
-        quantization.quantize_meta_model(model, quantized)
-    return model
+        quantization.quantize_meta_model(model, quantized, dtype)
+    return model, quantized
 
 
 def _skeleton(recipe: Recipe, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -145,6 +147,7 @@ def _load(
     allow_random_weights: bool,
 ) -> nn.Module:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     options: dict[str, Any] = {
         "attn_implementation": recipe.model.attn_implementation,
@@ -164,6 +167,8 @@ def _load(
         options["quantization_config"] = quantization.quantization_config(recipe, precision, dtype, skip)
     if place == "cuda" or recipe.quantization.bits:
         options["device_map"] = {"": torch.cuda.current_device() if place == "cuda" else "cpu"}
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # Its bars would go to a cell that has long ended; ours go to the panel.
     try:
         # Only safetensors: the older format is a pickle, which runs code when it is read.
         return AutoModelForCausalLM.from_pretrained(
@@ -174,6 +179,9 @@ def _load(
             f"The weights of {source.name} cannot be read ({_first_line(error)}). "
             "Give a hub id that this machine reaches, or a folder that holds them as safetensors."
         ) from error
+    finally:
+        if shows_bars:
+            logging.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:

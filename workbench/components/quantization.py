@@ -57,25 +57,42 @@ def skipped_modules(recipe: Recipe, model: nn.Module) -> list[str]:
     return sorted({*get_keys_to_not_convert(model), *recipe.quantization.llm_int8_skip_modules})
 
 
-def quantize_meta_model(model: nn.Module, config: Any) -> None:
+def quantize_meta_model(model: nn.Module, config: Any, weight_dtype: torch.dtype) -> None:
     """Put the quantized Linear classes where a real load puts them, without storage.
 
-    The weights become meta tensors of the packed shape and dtype: ``(in * out / 2, 1)`` uint8 for 4 bits, ``(out, in)``
-    int8 for 8 bits, so that everything built on top (adapter dtypes, float32 preparation) decides as in the real run.
+    Their weights stay unpacked until ``pack_meta_weights``: PEFT's DoRA reads them while it attaches.
 
     Args:
         model: A model on the ``meta`` device.
         config: A ``BitsAndBytesConfig``.
+        weight_dtype: Dtype that the packed weights unpack to.
     """
-    import bitsandbytes
     from transformers.quantizers import AutoHfQuantizer
 
     quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
     quantizer.preprocess_model(model=model, device_map={"": "cpu"})
     quantizer.postprocess_model(model)
-    for module in model.modules():
+    for module in _quantized_modules(model):
+        shape = (module.out_features, module.in_features)
+        stand_in = nn.Parameter(torch.empty(shape, dtype=weight_dtype, device="meta"), requires_grad=False)
+        # PEFT reads these two from the weight of a 4-bit module.
+        stand_in.quant_type = config.bnb_4bit_quant_type  # type: ignore[attr-defined]
+        stand_in.compress_statistics = config.bnb_4bit_use_double_quant  # type: ignore[attr-defined]
+        module.weight = stand_in
+
+
+def pack_meta_weights(model: nn.Module, config: Any) -> None:
+    """Give quantized meta modules weights of the packed shape and dtype.
+
+    ``(in * out / 2, 1)`` uint8 for 4 bits, ``(out, in)`` int8 for 8 bits.
+    """
+    import bitsandbytes
+
+    for module in _quantized_modules(model):
         if isinstance(module, bitsandbytes.nn.Linear4bit):
-            packed = torch.empty((module.weight.numel() + 1) // 2, 1, dtype=torch.uint8, device="meta")
+            packed = torch.empty(
+                (module.in_features * module.out_features + 1) // 2, 1, dtype=torch.uint8, device="meta"
+            )
             module.weight = bitsandbytes.nn.Params4bit(
                 packed,
                 requires_grad=False,
@@ -83,9 +100,16 @@ def quantize_meta_model(model: nn.Module, config: Any) -> None:
                 compress_statistics=config.bnb_4bit_use_double_quant,
                 bnb_quantized=True,
             )
-        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
-            packed = torch.empty(module.weight.shape, dtype=torch.int8, device="meta")
+        else:
+            packed = torch.empty(module.out_features, module.in_features, dtype=torch.int8, device="meta")
             module.weight = bitsandbytes.nn.Int8Params(packed, requires_grad=False, has_fp16_weights=False)
+
+
+def _quantized_modules(model: nn.Module) -> list[Any]:
+    import bitsandbytes
+
+    kinds = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
+    return [module for module in model.modules() if isinstance(module, kinds)]
 
 
 def prepare_for_training(recipe: Recipe, model: nn.Module) -> nn.Module:
