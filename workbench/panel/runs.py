@@ -1,0 +1,143 @@
+"""The runs of this kernel, and what a panel needs to know of one, as plain data. No widgets."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..diagnose import judge_memory
+from ..errors import RunError
+from ..events import LIVE_STATES
+from ..report.text import describe_run, describe_time_left
+
+_LOCK = threading.Lock()
+_SESSIONS: dict[str, Any] = {}
+
+
+def register_session(session: Any) -> None:
+    """Remember a session, so that a new panel of this kernel finds it."""
+    with _LOCK:
+        for key, known in list(_SESSIONS.items()):
+            if known.state not in LIVE_STATES:
+                del _SESSIONS[key]
+        _SESSIONS[str(session.run_dir)] = session
+
+
+def live_session() -> Any:
+    """Return the session that runs in this kernel, or None."""
+    with _LOCK:
+        return next((session for session in _SESSIONS.values() if session.state in LIVE_STATES), None)
+
+
+def require_no_live_session() -> None:
+    """Refuse a second run.
+
+    Raises:
+        RunError: A run is live; the message says which and how far it is.
+    """
+    session = live_session()
+    if session is not None:
+        facts = read_facts(session)
+        raise RunError(
+            f"A run is {facts.state} in this kernel ({session.run_dir}, {facts.position}); one kernel trains one run "
+            "at a time. Stop it first, or start a second kernel with another run folder."
+        )
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A run read back from its folder: what a panel needs in place of a live session."""
+
+    run_dir: Path
+    recipe: Any
+    history: Any
+    state: str
+    num_steps: int | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Where a run stands.
+
+    Attributes:
+        state: One of RUN_STATES.
+        step: Optimizer steps done.
+        num_steps: Steps of the whole run, or None while it is not known.
+        loss, learning_rate, grad_norm, tokens_per_s, eval_loss: Newest values; None before the first.
+        memory_bytes: Highest bytes of the newest step.
+        seconds_per_step: Median of the newest steps, or None.
+        elapsed_s: Training time so far, or None.
+    """
+
+    state: str
+    step: int = 0
+    num_steps: int | None = None
+    loss: float | None = None
+    eval_loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    memory_bytes: float | None = None
+    seconds_per_step: float | None = None
+    elapsed_s: float | None = None
+
+    @property
+    def position(self) -> str:
+        """Return e.g. ``"step 12 of 40"``."""
+        return f"step {self.step} of {self.num_steps}" if self.num_steps else f"step {self.step}"
+
+    @property
+    def text(self) -> str:
+        """One line for a person."""
+        return describe_run(self.state, self.step, self.num_steps, self.loss)
+
+    @property
+    def time_left(self) -> str:
+        """Return e.g. ``"about 3 min 20 s left"``, or nothing."""
+        return describe_time_left(self.step, self.num_steps, self.seconds_per_step) if self.state == "running" else ""
+
+
+def read_facts(session: Any) -> RunFacts:
+    """Return where a session (or an EndedRun) stands, from its history."""
+    history = getattr(session, "history", None)
+    if history is None or not len(history):
+        return RunFacts(state=session.state, num_steps=session.num_steps)
+    step = _newest(history, "step") or 0
+    times = history.column("step_s")[-25:]
+    times = times[np.isfinite(times)]
+    return RunFacts(
+        state=session.state,
+        step=int(step),
+        num_steps=session.num_steps,
+        loss=_newest(history, "loss"),
+        eval_loss=_newest(history, "eval_loss"),
+        learning_rate=_newest(history, "learning_rate"),
+        grad_norm=_newest(history, "grad_norm"),
+        tokens_per_s=_newest(history, "tokens_per_s"),
+        memory_bytes=_newest(history, "peak_allocated_bytes") or _newest(history, "allocated_bytes"),
+        seconds_per_step=float(np.median(times)) if len(times) else None,
+        elapsed_s=_newest(history, "elapsed_s"),
+    )
+
+
+def describe_leak(session: Any, counter: str, capacity_bytes: int | None = None) -> tuple[str, str]:
+    """Return the leak verdict's word and its sentence, which says what was watched."""
+    history = getattr(session, "history", None)
+    if history is None or not len(history):
+        return "too_early", ""
+    verdict = judge_memory(history, counter=counter, capacity_bytes=capacity_bytes)
+    return verdict.verdict, verdict.text
+
+
+def _newest(history: Any, name: str) -> float | None:
+    """Return the newest finite value among the last rows, or None."""
+    for value in history.column(name)[:-200:-1]:
+        if math.isfinite(value):
+            return float(value)
+    return None

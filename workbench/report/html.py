@@ -1,0 +1,201 @@
+"""Pieces of HTML from plain data. Every text that comes from data, models or exceptions is escaped here.
+
+Classes begin with ``wb-``; the panel's style sheet gives them their looks, and without it they still read in order.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from html import escape
+from typing import Protocol
+
+from ..errors import Cancelled, RecipeError, RunError, WorkbenchError
+from ..estimate.estimate import VERDICT_TEXTS, Estimate
+from ..events import MEMORY_CATEGORIES
+from ..units import format_bytes, format_count, format_seconds
+from .charts import CATEGORY_COLOURS, render_memory_bar
+from .text import CATEGORY_LABELS, VERDICT_SIGNS, describe_effect
+
+BASIS_TEXTS: dict[str, str] = {
+    "table": "from the device table",
+    "calibrated": "this device was measured",
+    "anchored": "a step of this run was measured",
+}
+MAX_PREVIEW_CHARACTERS = 4000
+
+
+class PreviewRow(Protocol):
+    """What is needed of a row to show it."""
+
+    tokens: Sequence[tuple[str, bool]]
+    was_truncated: bool
+    num_tokens: int
+
+
+class Effect(Protocol):
+    """What is needed of a toggle's effect to show it."""
+
+    value: object
+    memory_delta_bytes: int
+    step_delta_s: float | None
+    verdict: str
+
+
+def render_estimate(estimate: Estimate) -> str:
+    """Return the whole estimate: verdict in words, bar, legend, figures and notes."""
+    memory, time = estimate.memory, estimate.time
+    low, high = memory.interval_bytes
+    verdict = (
+        f'<div class="wb-verdict wb-verdict-{memory.verdict}" role="status">'
+        f'<span class="wb-verdict-word"><span aria-hidden="true">{VERDICT_SIGNS[memory.verdict]}</span> '
+        f"{VERDICT_TEXTS[memory.verdict]}</span>"
+        f'<span class="wb-verdict-figures"><b>{format_bytes(memory.process_bytes)}</b> of '
+        f"{format_bytes(memory.capacity_bytes)}</span></div>"
+    )
+    legend = "".join(
+        f'<li><i class="wb-dot" style="background:{CATEGORY_COLOURS[name]}"></i>'
+        f"<span>{CATEGORY_LABELS[name]}</span><b>{format_bytes(memory.breakdown[name])}</b></li>"
+        for name in MEMORY_CATEGORIES
+        if memory.breakdown.get(name, 0) > 0
+    )
+    peak = memory.peak_phase + (f", step {memory.peak_step + 1}" if memory.peak_step is not None else "")
+    facts = [
+        ("Peak", peak, f"{format_bytes(memory.peak_allocated_bytes)} allocated"),
+        ("Range", f"{format_bytes(low)} to {format_bytes(high)}", "of what the process takes"),
+        (
+            "Step",
+            format_seconds(time.step_s),
+            f"{format_seconds(time.interval_s[0])} to {format_seconds(time.interval_s[1])}",
+        ),
+        ("Speed", f"{format_count(time.tokens_per_s)} tokens/s", BASIS_TEXTS.get(time.basis, time.basis)),
+        _total_fact(estimate),
+        (
+            "Trains",
+            f"{format_count(estimate.num_trainable_parameters)} of {format_count(estimate.num_parameters)}",
+            "parameters",
+        ),
+    ]
+    cells = "".join(
+        f'<div class="wb-fact"><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>'
+        for name, value, more in facts
+    )
+    return (
+        f'<div class="wb-estimate">{verdict}'
+        f"{render_memory_bar(memory.breakdown, memory.capacity_bytes, memory.interval_bytes)}"
+        f'<ul class="wb-legend">{legend}</ul><dl class="wb-facts">{cells}</dl>{render_notes(estimate.notes)}</div>'
+    )
+
+
+def _total_fact(estimate: Estimate) -> tuple[str, str, str]:
+    time = estimate.time
+    if time.total_s is None:
+        return ("Whole run", "not known", "set max steps, or preview the data")
+    more = f"{time.num_steps} steps" if time.num_steps else ""
+    if time.cost_usd:
+        low, high = time.cost_usd
+        more += f", ${low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f", ${low:.2f} to ${high:.2f}"
+    return ("Whole run", format_seconds(time.total_s), more)
+
+
+def render_notes(notes: Sequence[str]) -> str:
+    """Return sentences as a folded list; empty when there are none."""
+    if not notes:
+        return ""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    count = f"{len(notes)} note{'s' if len(notes) > 1 else ''}"
+    return f'<details class="wb-notes"><summary>{count} on this estimate</summary><ul>{items}</ul></details>'
+
+
+def render_effects(effects: Sequence[Effect], words: Sequence[str], current_verdict: str) -> str:
+    """Return what the other values of one field would do, at most three in sight and all in the tooltip.
+
+    Args:
+        effects: One per other value, in the order they should be read.
+        words: What each value is called.
+        current_verdict: Verdict as it stands; a change of it is said in words.
+    """
+    chips = []
+    lines = []
+    for effect, word in zip(effects, words, strict=True):
+        text = describe_effect(effect.memory_delta_bytes, effect.step_delta_s)
+        turn = f" → {VERDICT_TEXTS.get(effect.verdict, effect.verdict)}" if effect.verdict != current_verdict else ""
+        lines.append(f"{word}: {text}{turn}")
+        kind = "less" if effect.memory_delta_bytes < 0 else "more" if effect.memory_delta_bytes > 0 else "same"
+        chips.append(
+            f'<span class="wb-chip wb-chip-{kind}"><em>{escape(word)}</em> {escape(text)}{escape(turn)}</span>'
+        )
+    title = escape("\n".join(lines))
+    rest = f'<span class="wb-chip-rest">+{len(chips) - 3}</span>' if len(chips) > 3 else ""
+    return f'<span class="wb-chips" title="{title}">{"".join(chips[:3])}{rest}</span>'
+
+
+def render_preview(rows: Sequence[PreviewRow]) -> str:
+    """Return rows as the model will see them; learned tokens are coloured *and* underlined, with a legend."""
+    shown = "".join(_render_row(index, row) for index, row in enumerate(rows, start=1))
+    legend = (
+        '<div class="wb-preview-legend"><span class="wb-learned">learned</span> '
+        '<span class="wb-context">context only</span> '
+        '<span class="wb-cut">⋯ cut at max length</span></div>'
+    )
+    return f'<div class="wb-preview">{legend}{shown}</div>'
+
+
+def _render_row(index: int, row: PreviewRow) -> str:
+    runs: list[tuple[bool, list[str]]] = []
+    length = 0
+    for text, is_learned in row.tokens:
+        length += len(text)
+        if length > MAX_PREVIEW_CHARACTERS:
+            break
+        if runs and runs[-1][0] == is_learned:
+            runs[-1][1].append(text)
+        else:
+            runs.append((is_learned, [text]))
+    body = "".join(
+        f'<span class="{"wb-learned" if is_learned else "wb-context"}">{escape("".join(texts))}</span>'
+        for is_learned, texts in runs
+    )
+    if length > MAX_PREVIEW_CHARACTERS:
+        body += '<span class="wb-cut"> … the rest of this row is not shown</span>'
+    if row.was_truncated:
+        body += '<span class="wb-cut"> ⋯</span>'
+    learned = sum(1 for _, is_learned in row.tokens if is_learned)
+    cut = " · cut at max length" if row.was_truncated else ""
+    return (
+        f'<div class="wb-row"><div class="wb-row-head">Row {index} · {row.num_tokens} tokens · {learned} learned{cut}</div>'
+        f'<div class="wb-row-text" tabindex="0">{body}</div></div>'
+    )
+
+
+def render_error(error: BaseException, what: str = "") -> str:
+    """Return an error in words, with the traceback folded away.
+
+    Args:
+        error: What was raised; the cause of a RunError is shown in its place where it says more.
+        what: What was being done, e.g. ``"The estimate failed"``.
+    """
+    lead = f"<b>{escape(what)}.</b> " if what else ""
+    if isinstance(error, RecipeError):
+        items = "".join(f"<li>{escape(str(problem))}</li>" for problem in error.problems)
+        return f'<div class="wb-alert" role="alert">{lead}<ul>{items}</ul></div>'
+    text = describe_error(error)
+    return f'<div class="wb-alert" role="alert">{lead}<span>{escape(text)}</span>{_fold_traceback(error)}</div>'
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception as a sentence; foreign ones with their type and first lines."""
+    cause = error.__cause__
+    if isinstance(error, RunError) and cause is not None and not str(error).strip():
+        error = cause
+    if isinstance(error, WorkbenchError):
+        return str(error)
+    lines = str(error).strip().splitlines()[:3]
+    return f"{type(error).__name__}: {' '.join(lines)}" if lines else type(error).__name__
+
+
+def _fold_traceback(error: BaseException) -> str:
+    if isinstance(error, Cancelled) or error.__traceback__ is None:
+        return ""
+    text = "".join(traceback.format_exception(error))
+    return f"<details><summary>Traceback, for a bug report</summary><pre>{escape(text[-12000:])}</pre></details>"

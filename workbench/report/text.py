@@ -1,0 +1,91 @@
+"""Sentences from plain data: what an estimate, a toggle and a run say in words. No decisions are made here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from ..estimate.estimate import VERDICT_TEXTS, Estimate
+from ..units import MIB, format_bytes, format_count, format_seconds
+
+CATEGORY_LABELS: dict[str, str] = {
+    "parameter": "weights",
+    "optimizer_state": "optimizer state",
+    "gradient": "gradients",
+    "activation": "activations",
+    "autograd_detail": "autograd details",
+    "input": "inputs",
+    "temporary": "temporary",
+    "workspace": "workspaces",
+    "cached": "cached, fragmented",
+    "context": "process and driver",
+}
+
+STATE_LABELS: dict[str, str] = {
+    "idle": "not started",
+    "preparing": "preparing",
+    "running": "running",
+    "pausing": "pausing",
+    "paused": "paused",
+    "stopping": "stopping",
+    "stopped": "stopped",
+    "done": "done",
+    "failed": "failed",
+}
+
+VERDICT_SIGNS: dict[str, str] = {"fits": "✓", "tight": "≈", "does_not_fit": "✕"}
+
+
+def describe_verdict(estimate: Estimate) -> str:
+    """Return the verdict with its figures, e.g. ``"fits: 1.9 GiB of 15 GiB (1.7 to 2.2 GiB)"``."""
+    memory = estimate.memory
+    low, high = memory.interval_bytes
+    return (
+        f"{VERDICT_TEXTS[memory.verdict]}: {format_bytes(memory.process_bytes)} of "
+        f"{format_bytes(memory.capacity_bytes)} ({format_bytes(low)} to {format_bytes(high)})"
+    )
+
+
+def describe_estimate(estimate: Estimate) -> str:
+    """Return the estimate in one line for terminals and screen readers."""
+    time = estimate.time
+    return (
+        f"Estimated for {estimate.device_name}: {describe_verdict(estimate)}, peak in {estimate.memory.peak_phase}, "
+        f"{format_seconds(time.step_s)} per step, {format_count(time.tokens_per_s)} tokens/s"
+    )
+
+
+def describe_effect(memory_delta_bytes: float, step_delta_s: float | None) -> str:
+    """Return what a change does, e.g. ``"−1.2 GiB · +30 ms"``; ``"no effect"`` below 1 MiB and 10 µs."""
+    parts = []
+    if abs(memory_delta_bytes) >= MIB:
+        parts.append(signed(memory_delta_bytes, format_bytes))
+    if step_delta_s is not None and abs(step_delta_s) >= 1e-5:
+        parts.append(signed(step_delta_s, format_seconds))
+    return " · ".join(parts) if parts else "no effect"
+
+
+def signed(value: float, form: Callable[[float], str]) -> str:
+    """Return ``form(abs(value))`` with a typographic plus or minus."""
+    return f"{'−' if value < 0 else '+'}{form(abs(value))}"
+
+
+def describe_run(state: str, step: int, num_steps: int | None, loss: float | None) -> str:
+    """Return one line on a run, e.g. ``"Fine-tuning panel: running, step 12 of 40, loss 2.31"``."""
+    of = f" of {num_steps}" if num_steps else ""
+    tail = f", loss {loss:.4g}" if loss is not None and math.isfinite(loss) else ""
+    position = f", step {step}{of}" if step or num_steps else ""
+    return f"Fine-tuning panel: {STATE_LABELS.get(state, state)}{position}{tail}"
+
+
+def describe_time_left(step: int, num_steps: int | None, seconds_per_step: float | None) -> str:
+    """Return e.g. ``"about 3 min 20 s left"``; empty while it is not known."""
+    if not num_steps or not seconds_per_step or step >= num_steps or not math.isfinite(seconds_per_step):
+        return ""
+    return f"about {format_seconds((num_steps - step) * seconds_per_step)} left"
+
+
+def describe_breakdown(breakdown: Mapping[str, int]) -> str:
+    """Return the categories at the peak, largest first, e.g. ``"weights 270 MiB, activations 120 MiB"``."""
+    ordered = sorted(breakdown.items(), key=lambda item: -item[1])
+    return ", ".join(f"{CATEGORY_LABELS.get(name, name)} {format_bytes(size)}" for name, size in ordered if size > 0)
