@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from torch import nn
 
 from ..errors import ModelError
+
+# Who runs a checkpointed function: torch, or a trace that wants to know when it is computed again. A context variable
+# belongs to one thread, so that a trace beside a training run does not touch it.
+_RUNNER: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("checkpoint_runner", default=None)
+
+
+def run_checkpointed(function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function(*args)``, keep nothing of its inside, and compute it again in backward."""
+    runner = _RUNNER.get()
+    if runner is not None:
+        return runner(function, *args)
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+@contextlib.contextmanager
+def checkpoint_runner(runner: Callable[..., Any]) -> Iterator[None]:
+    """Let ``runner(function, *args)`` stand in for torch's checkpoint in this thread."""
+    token = _RUNNER.set(runner)
+    try:
+        yield
+    finally:
+        _RUNNER.reset(token)
 
 
 def enable_checkpointing(model: nn.Module) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from ..errors import ModelError
 from ..recipe import Recipe
+from .checkpointing import run_checkpointed
 
 IGNORE_INDEX = -100
 
@@ -138,7 +138,7 @@ def _chunked_nll(model: nn.Module, batch: Mapping[str, Tensor], num_items: Tenso
     total = hidden.new_zeros((), dtype=torch.float32)
     for start in range(0, labels.shape[0], CHUNK_TOKENS):
         piece = slice(start, start + CHUNK_TOKENS)
-        total = total + checkpoint(_chunk_nll, causal, hidden[piece], labels[piece], use_reentrant=False)
+        total = total + run_checkpointed(_chunk_nll, causal, hidden[piece], labels[piece])
     if labels.shape[0] == 0:
         total = total + hidden.float().sum() * 0.0  # Keeps the graph, so that backward has something to do.
     count = labels.shape[0] if num_items is None else num_items
