@@ -1,0 +1,44 @@
+"""What a training script does otherwise than our own trainer, so that runs of other scripts can be estimated too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..recipe import Recipe
+
+Forward = Callable[[Recipe, nn.Module, Mapping[str, Tensor]], tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script seen from the estimator. ``Script()`` is our trainer.
+
+    Attributes:
+        name: Tells two scripts apart where traces are cached.
+        forward: Computes ``(loss, outputs)`` from ``(recipe, model, batch)`` in place of ``compute_loss``.
+        keeps_outputs: How long the second value of ``forward`` stays referenced: not beyond the forward pass, through
+            backward and the optimizer (``"step"``: a local variable of a loop's function), or until the next forward
+            pass has made new ones (``"next"``: a variable of the loop itself).
+        adapt: Changes the model after ``build_model``, on the meta device.
+        around: A context the whole trace runs in, e.g. one that puts fused functions in place of a module's.
+        sdpa_kernel: Pins ``scaled_dot_product_attention`` to ``"flash"``, ``"efficient"`` or ``"math"``.
+
+    Example:
+        >>> def forward(recipe, model, batch):
+        ...     outputs = model(**batch)
+        ...     return outputs.loss, outputs
+        >>> loop = Script("my loop", forward, keeps_outputs="next")
+    """
+
+    name: str = ""
+    forward: Forward | None = None
+    keeps_outputs: Literal["no", "step", "next"] = "no"
+    adapt: Callable[[nn.Module], nn.Module] | None = None
+    around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    sdpa_kernel: str | None = None
