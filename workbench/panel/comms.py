@@ -33,8 +33,8 @@ def walk_widgets(root: Any) -> list[Any]:
 def pump_comm_messages() -> int:
     """Handle the page's waiting comm messages now, from inside a running cell; return how many.
 
-    Needed on ipykernel 6 (Colab), which has no subshells: without it Pause and Stop would wait until ``wait()`` returns.
-    Cells that were queued meanwhile keep their order. Does nothing where there is no kernel or the kernel has subshells.
+    Needed on ipykernel 6 (Colab), which has no subshells: without it Pause and Stop would wait until ``wait()``
+    returns. Cells that were queued meanwhile keep their order. Does nothing without a kernel or where it has subshells.
     """
     kernel = _kernel_with_queue()
     if kernel is None:
@@ -47,16 +47,13 @@ def pump_comm_messages() -> int:
         except Exception:
             break  # tornado's QueueEmpty; the class lives in different places over the versions
     handled = 0
-    ident, parent = getattr(kernel, "_shell_parent_ident", None), getattr(kernel, "_shell_parent", None)
+    handled = 0
     for entry in waiting:
         if _message_type(kernel, entry).startswith("comm_"):
             _run_now(entry)
             handled += 1
         else:
             kernel.msg_queue.put_nowait(entry)
-    if handled and ident is None:
-        with contextlib.suppress(Exception):
-            ident, parent = kernel._parent_ident.get("shell"), kernel._parents.get("shell")
     return handled
 
 

@@ -1,4 +1,4 @@
-"""Widgets generated from the Recipe's fields: one control per field, its documentation, effect and problems beside it."""
+"""Widgets generated from the Recipe's fields: a control, its documentation, its effect and its problems."""
 
 from __future__ import annotations
 
@@ -192,13 +192,13 @@ def _build_picker(info: FieldInfo, names: Sequence[str], control: Any) -> Any:
     )
 
     def picked(change: Any) -> None:
-        if change["new"] is not None:
+        if change["new"]:
             control.value = change["new"]
-            picker.value = None  # so that the same name can be picked again after typing
+            picker.value = ""  # so that the same name can be picked again after typing
 
     picker.observe(picked, names="value")
     return classed(picker, "wb-picker")
 
 
 def _picker_options(names: Sequence[str]) -> list[tuple[str, Any]]:
-    return [("choose…", None), *((name, name) for name in names)]
+    return [("choose…", ""), *((name, name) for name in names)]

@@ -51,7 +51,7 @@ def require_no_live_session() -> None:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run read back from its folder: what a panel needs in place of a live session."""
+    """A run read back from its folder: what a panel needs in place of a session. It cannot be paused or stopped."""
 
     run_dir: Path
     recipe: Any
@@ -141,3 +141,27 @@ def _newest(history: Any, name: str) -> float | None:
         if math.isfinite(value):
             return float(value)
     return None
+
+
+def open_run(run_dir: str | Path) -> Any:
+    """Return the live session of this folder, or the run read back from it.
+
+    Raises:
+        RunFolderError: It is no run folder, or cannot be read.
+    """
+    from ..observe.history import History
+    from ..train.run_folder import read_recipe_of, summarise_run
+
+    live = live_session()
+    if live is not None and Path(live.run_dir).resolve() == Path(run_dir).resolve():
+        return live
+    recipe = read_recipe_of(run_dir)
+    summary = summarise_run(run_dir)
+    planned = recipe.training.max_steps
+    return EndedRun(
+        run_dir=Path(run_dir),
+        recipe=recipe,
+        history=History.from_folder(run_dir),
+        state=summary.state,
+        num_steps=planned if planned > 0 else None,
+    )

@@ -293,6 +293,10 @@ class Flusher:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
+    def join(self, timeout_s: float = 5.0) -> None:
+        """Wait for the thread to end by itself, which it does after a run's last rows."""
+        self._thread.join(timeout_s)
+
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs."""

@@ -7,6 +7,7 @@ is not imported, ``plotly.graph_objects.Figure(figure)`` takes them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -230,13 +231,13 @@ def length_figure(lengths: Sequence[int], max_length: int) -> dict[str, Any]:
         }
     ]
     counts, edges = _histogram([int(value) for value in lengths])
-    centres = [(low + high) / 2 for low, high in zip(edges, edges[1:], strict=False)]
+    centres = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
     bars = {
         "type": "bar",
         "x": centres,
         "y": counts,
         "width": [(edges[1] - edges[0]) * 0.95] * len(counts) if counts else [],
-        "customdata": [[low, high] for low, high in zip(edges, edges[1:], strict=False)],
+        "customdata": [[low, high] for low, high in itertools.pairwise(edges)],
         "hovertemplate": "%{customdata[0]:.0f} to %{customdata[1]:.0f} tokens: %{y} samples<extra></extra>",
         "marker": {"color": CATEGORY_COLOURS["parameter"]},
         "name": "samples",
@@ -254,12 +255,13 @@ def render_length_histogram(lengths: Sequence[int], max_length: int, size: tuple
     if counts:
         end = max(edges[-1], max_length) * 1.04
         tallest = max(counts)
-        for count, low, high in zip(counts, edges, edges[1:], strict=False):
+        for count, (low, high) in zip(counts, itertools.pairwise(edges), strict=True):
             tall = count / tallest * (height - 40)
             body.append(
                 f'<rect x="{low / end * width:.1f}" y="{height - 20 - tall:.1f}" '
                 f'width="{max((high - low) / end * width - 1, 0.5):.1f}" height="{tall:.1f}" '
-                f'fill="{CATEGORY_COLOURS["parameter"]}"><title>{low:.0f} to {high:.0f} tokens: {count} samples</title></rect>'
+                f'fill="{CATEGORY_COLOURS["parameter"]}">'
+                f"<title>{low:.0f} to {high:.0f} tokens: {count} samples</title></rect>"
             )
         limit = max_length / end * width
         body.append(

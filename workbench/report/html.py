@@ -163,7 +163,8 @@ def _render_row(index: int, row: PreviewRow) -> str:
     learned = sum(1 for _, is_learned in row.tokens if is_learned)
     cut = " · cut at max length" if row.was_truncated else ""
     return (
-        f'<div class="wb-row"><div class="wb-row-head">Row {index} · {row.num_tokens} tokens · {learned} learned{cut}</div>'
+        f'<div class="wb-row"><div class="wb-row-head">Row {index} · {row.num_tokens} tokens · '
+        f"{learned} learned{cut}</div>"
         f'<div class="wb-row-text" tabindex="0">{body}</div></div>'
     )
 

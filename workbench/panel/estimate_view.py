@@ -1,0 +1,165 @@
+"""Section 3: the estimate, which follows every change, and the effects of the toggles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ipywidgets as widgets
+
+from ..errors import DeviceError, Problem, RecipeError
+from ..estimate.estimate import BatchShape, Estimate
+from ..events import Cancel, Progress, ProgressCallback
+from ..hardware import target_device
+from ..recipe import Recipe, field_info
+from ..report.charts import timeline_figure
+from ..report.html import render_effects, render_estimate
+from .background import Background, Outcome
+from .fields import FieldView
+from .pieces import ErrorBox, Fold, PlotlyBox, ProgressLine, card
+from .view_model import Change, PanelModel, format_field
+
+DEBOUNCE_S = 0.03
+EFFECTS_DELAY_S = 0.5
+
+EMPTY = (
+    '<div class="wb-estimate wb-empty"><b>The first estimate is on its way.</b><br>'
+    "The model is traced without its weights.</div>"
+)
+
+
+class EstimateView:
+    """The estimate card. ``estimate`` is the newest one, or None."""
+
+    def __init__(
+        self,
+        model: PanelModel,
+        background: Background,
+        fields: Mapping[str, FieldView],
+        *,
+        use_plotly: bool,
+        find_shape: Callable[[Recipe], BatchShape | None],
+    ) -> None:
+        self.estimate: Estimate | None = None
+        self.listeners: list[Callable[[Estimate], None]] = []
+        self.wants_effects: Callable[[], bool] = lambda: True
+        self._model = model
+        self._background = background
+        self._fields = fields
+        self._find_shape = find_shape
+        self._picture = widgets.HTML(EMPTY)
+        self._progress = ProgressLine(lambda: background.cancel("estimate"))
+        self._error = ErrorBox()
+        self._timeline = PlotlyBox(use_plotly=use_plotly)
+        self._fold = Fold("Memory over the traced steps", (self._timeline.widget,), on_open=self._draw_timeline)
+        self.box = card(
+            3,
+            "Estimate",
+            "Traced from the real model code; follows every change.",
+            (self._error.box, self._picture, self._progress.box, self._fold.box),
+            "wb-card-estimate",
+        )
+        model.listen(self._changed)
+
+    def request(self) -> None:
+        """Ask for a new estimate; older requests are forgotten."""
+        self.box.add_class("wb-busy")
+        recipe = self._model.recipe
+        self._background.drop("effects")
+        self._background.submit(
+            "estimate",
+            lambda p, c: self._work(recipe, p, c),
+            self._done,
+            delay_s=DEBOUNCE_S,
+            on_progress=self._show_progress,
+        )
+
+    def _changed(self, change: Change) -> None:
+        if change.reason not in ("refused", "target") and change.fields:
+            self.request()
+
+    def _work(self, recipe: Recipe, progress: ProgressCallback, cancel: Cancel) -> Estimate:
+        from ..estimate import estimate_run
+
+        try:
+            device = target_device(recipe)
+        except DeviceError as error:
+            field = "hardware.emulate" if recipe.hardware.emulate else "hardware.device"
+            fix = None if recipe.hardware.emulate else "auto"
+            self._model.set_target(None, Problem(field, str(error), ((field, fix),)))
+            raise
+        self._model.set_target(device.facts(for_estimate=device.is_emulated))
+        return estimate_run(recipe, device, shape=self._find_shape(recipe), progress=progress, cancel=cancel)
+
+    def _show_progress(self, progress: Progress) -> None:
+        self._progress.show(progress)
+
+    def _done(self, outcome: Outcome) -> None:
+        self._progress.hide()
+        self.box.remove_class("wb-busy")
+        if outcome.was_cancelled:
+            self._error.say(
+                "The estimate was cancelled; the figures below are of earlier settings. Any change starts it again."
+            )
+            return
+        if outcome.error is not None:
+            self._fail(outcome.error)
+            return
+        self._error.clear()
+        self.estimate = outcome.value
+        self._picture.value = render_estimate(outcome.value)
+        if self._fold.is_open:
+            self._draw_timeline()
+        for listener in self.listeners:
+            listener(outcome.value)
+        if self.wants_effects():
+            self._request_effects()
+
+    def _fail(self, error: BaseException) -> None:
+        self.estimate = None
+        self._picture.value = '<div class="wb-estimate wb-empty">No estimate for these settings.</div>'
+        self._timeline.clear()
+        what = "These settings cannot run" if isinstance(error, RecipeError) else "The estimate failed"
+        self._error.show(error, what)
+        for view in self._fields.values():
+            view.set_effect("")
+
+    def _draw_timeline(self) -> None:
+        if self.estimate is None:
+            return
+        memory = self.estimate.memory
+        figure = timeline_figure(memory.timeline, None)
+        self._timeline.show(figure, "<p>This picture needs plotly in the front end.</p>")
+
+    # -- effects of the toggles --------------------------------------------------------------------------------------
+
+    def _request_effects(self) -> None:
+        recipe = self._model.recipe
+
+        def work(progress: ProgressCallback, cancel: Cancel) -> Any:
+            from ..plan import plan_run
+
+            return plan_run(
+                recipe, target_device(recipe), shape=self._find_shape(recipe), progress=progress, cancel=cancel
+            )
+
+        self._background.submit("effects", work, self._show_effects, priority=5, delay_s=EFFECTS_DELAY_S)
+
+    def _show_effects(self, outcome: Outcome) -> None:
+        if outcome.value is None or self.estimate is None:
+            return  # no plan is no fault: the toggles work without it
+        by_field: dict[str, list[Any]] = {}
+        for effect in outcome.value.effects:
+            by_field.setdefault(effect.field, []).append(effect)
+        for path, view in self._fields.items():
+            effects = sorted(by_field.get(path, ()), key=lambda one: one.memory_delta_bytes)
+            words = [effect_word(path, one.value) for one in effects]
+            view.set_effect(render_effects(effects, words, self.estimate.memory.verdict) if effects else "")
+
+
+def effect_word(path: str, value: Any) -> str:
+    """Return what a value is called beside its effect, e.g. ``"on"`` or ``"adafactor"``."""
+    info = field_info(path)
+    if info.type_name == "bool":
+        return "on" if value else "off"
+    return format_field(value) or "empty"

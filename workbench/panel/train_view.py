@@ -1,0 +1,203 @@
+"""Section 4: start, pause, resume and stop a run; progress, plots, the leak verdict and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+
+from ..estimate.estimate import Estimate
+from ..events import LIVE_STATES, Progress
+from ..report.run_html import render_result, render_run_facts, render_run_head
+from .fields import classed, set_hidden
+from .pieces import ErrorBox, button, card, render_progress
+from .runs import EndedRun, describe_leak, read_facts
+from .stream import Flusher, choose_plot
+
+LEAK_EVERY_STEPS = 10
+LEAK_NOTES = {"leak": "bad", "warm_up": "good", "clean": "good", "too_early": ""}
+
+
+class TrainView:
+    """The training card. ``session`` is the run it shows, or None."""
+
+    def __init__(self, start: Callable[[], Any], plots: str) -> None:
+        self.session: Any = None
+        self.ended_listeners: list[Callable[[Any], None]] = []
+        self._plot = choose_plot(plots)
+        self._flusher: Flusher | None = None
+        self._estimate: Estimate | None = None
+        self._levels: dict[str, list[tuple[str, float]]] = {}
+        self._last_state = ""
+        self._leak_step = -1
+        self._start_button = button("Start training", start, "wb-primary", "wb-start")
+        self._pause_button = button(
+            "Pause", self._pause, "wb-pause", tooltip="Pause after this micro-step; memory stays"
+        )
+        self._resume_button = button("Resume", self._resume, "wb-resume", tooltip="Go on with the next step")
+        self._stop_button = button(
+            "Stop and save", self._stop, "wb-stop", tooltip="End after this micro-step and save what was learned"
+        )
+        buttons = (self._start_button, self._pause_button, self._resume_button, self._stop_button)
+        self._head = widgets.HTML()
+        self._progress = widgets.HTML()
+        self._facts = widgets.HTML()
+        self._leak = classed(widgets.HTML(), "wb-leak")
+        self._result = classed(widgets.HTML(), "wb-result")
+        self.error = ErrorBox()
+        plot_widget = getattr(self._plot, "widget", self._plot)
+        self.box = card(
+            4,
+            "Train",
+            "Runs in this kernel; cells and buttons keep working, and the page may be closed.",
+            (
+                classed(widgets.HBox(buttons), "wb-bar-row"),
+                self.error.box,
+                self._head,
+                self._progress,
+                self._facts,
+                self._result,
+                self._leak,
+                plot_widget,
+            ),
+            "wb-card-train",
+        )
+        self._plot_widget = plot_widget
+        set_hidden(plot_widget, True)
+        self._show_state("idle")
+
+    def set_estimate(self, estimate: Estimate) -> None:
+        """Take the predicted peak for the memory plot of the next run."""
+        self._estimate = estimate
+        if self.session is None or self.session.state not in LIVE_STATES:
+            self._levels = {"memory": [("predicted peak", predicted_peak(estimate))]}
+            self._plot.set_level("memory", *self._levels["memory"][0])
+
+    def attach(self, session: Any) -> None:
+        """Show a session, from its first step on, and follow it to its end."""
+        if self._flusher:
+            self._flusher.stop()
+        self.session = session
+        self._last_state = ""
+        self._leak_step = -1
+        self.error.clear()
+        self._result.value = self._leak.value = ""
+        self._plot.attach(getattr(session, "history", None), str(session.run_dir))
+        set_hidden(self._plot_widget, False)
+        self._tick(True)
+        if self._can_control():
+            self._flusher = Flusher(self._tick, lambda: session.state).start()
+
+    @property
+    def levels(self) -> dict[str, list[tuple[str, float]]]:
+        """Levels drawn across the plots, such as the predicted peak."""
+        return self._levels
+
+    def finish(self) -> None:
+        """Wait until the last rows of an ended run are shown."""
+        if self._flusher:
+            self._flusher.join()
+
+    def close(self) -> None:
+        """End the flusher; the run goes on."""
+        if self._flusher:
+            self._flusher.stop()
+
+    # -- buttons ---------------------------------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        self._command("pause")
+
+    def _resume(self) -> None:
+        self._command("resume")
+
+    def _stop(self) -> None:
+        self._command("stop")
+
+    def _command(self, name: str) -> None:
+        session = self.session
+        if session is None:
+            return
+        try:
+            getattr(session, name)()
+        except Exception as error:
+            self.error.show(error, f"{name.capitalize()} was refused")
+        self._show_state(session.state)
+
+    # -- what the flusher calls --------------------------------------------------------------------------------------
+
+    def _tick(self, heartbeat: bool) -> None:
+        session = self.session
+        state = session.state
+        self._plot.state = state
+        self._plot.flush(heartbeat=heartbeat)
+        facts = read_facts(session)
+        _set(self._facts, render_run_facts(facts))
+        _set(self._progress, self._render_progress(session, facts))
+        if facts.step != self._leak_step and (
+            state not in LIVE_STATES or facts.step >= self._leak_step + LEAK_EVERY_STEPS
+        ):
+            self._leak_step = facts.step
+            self._show_leak(session)
+        if state != self._last_state:
+            self._show_state(state)
+            if state not in LIVE_STATES:
+                self._show_end(session)
+
+    def _render_progress(self, session: Any, facts: Any) -> str:
+        if facts.state == "preparing":
+            progress = getattr(session, "progress", None) or Progress("load", message="Preparing")
+            return render_progress(progress, run=True)
+        if not facts.num_steps:
+            return ""
+        words = " · ".join(part for part in (facts.position, facts.time_left) if part)
+        return render_progress(Progress("train", facts.step, facts.num_steps, words), run=True)
+
+    def _can_control(self) -> bool:
+        """Whether the run shown is live in this kernel; one read from a folder may be live in another."""
+        return self.session is not None and not isinstance(self.session, EndedRun) and self.session.state in LIVE_STATES
+
+    def _show_state(self, state: str) -> None:
+        self._last_state = state
+        live = self._can_control()
+        run_dir = self.session.run_dir if self.session is not None else None
+        _set(self._head, render_run_head(state, None if run_dir is None else str(run_dir)))
+        self._start_button.disabled = live
+        self._start_button.description = "Start training" if self.session is None else "Start a new run"
+        self._pause_button.disabled = not live or state not in ("preparing", "running")
+        self._resume_button.disabled = not live or state not in ("pausing", "paused")
+        self._stop_button.disabled = not live or state == "stopping"
+        set_hidden(self._progress, not live and state != "stopped")
+
+    def _show_leak(self, session: Any) -> None:
+        word, text = describe_leak(session, counter_name(session))
+        if text:
+            kind = f" wb-note-{LEAK_NOTES[word]}" if LEAK_NOTES.get(word) else ""
+            _set(self._leak, f'<div class="wb-note{kind}">{escape(text)}</div>')
+
+    def _show_end(self, session: Any) -> None:
+        if session.error is not None:
+            self.error.show(session.error, "The run failed")
+        facts = read_facts(session)
+        self._result.value = render_result(facts.state, facts.position, facts.loss, Path(session.run_dir))
+        for listener in self.ended_listeners:
+            listener(session)
+
+
+def predicted_peak(estimate: Estimate) -> float:
+    """Return the level that the measured peak is compared with."""
+    return float(estimate.memory.peak_allocated_bytes)
+
+
+def counter_name(session: Any) -> str:
+    """Return what the memory meter of a session counts, for the leak verdict's text."""
+    return str(getattr(session, "memory_counter", "allocated bytes"))
+
+
+def _set(widget: Any, value: str) -> None:
+    """Set HTML only when it is new: every set replaces the subtree in the page."""
+    if widget.value != value:
+        widget.value = value

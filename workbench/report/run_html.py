@@ -1,0 +1,73 @@
+"""HTML of a run: its state, its newest figures, its result. Plain data in, escaped text out."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from pathlib import Path
+from typing import Protocol
+
+from ..units import format_bytes, format_count, format_seconds
+from .charts import format_value
+from .text import STATE_LABELS
+
+
+class Figures(Protocol):
+    """Newest figures of a run; None where there is none yet."""
+
+    loss: float | None
+    eval_loss: float | None
+    grad_norm: float | None
+    learning_rate: float | None
+    tokens_per_s: float | None
+    memory_bytes: float | None
+    seconds_per_step: float | None
+    elapsed_s: float | None
+
+
+def render_run_head(state: str, run_dir: str | None) -> str:
+    """Return the state as a pill, spoken when it changes, and the run's folder."""
+    where = f'<span class="wb-run-where">{escape(run_dir)}</span>' if run_dir else ""
+    label = STATE_LABELS.get(state, state)
+    return (
+        f'<div class="wb-run-head"><span class="wb-pill wb-pill-{escape(state)}" role="status" aria-live="polite">'
+        f"{escape(label)}</span>{where}</div>"
+    )
+
+
+def render_run_facts(figures: Figures) -> str:
+    """Return the newest figures of a run as a row of small cells; empty before the first step."""
+    cells = [
+        ("Loss", figures.loss, format_value),
+        ("Held-out loss", figures.eval_loss, format_value),
+        ("Gradient norm", figures.grad_norm, format_value),
+        ("Learning rate", figures.learning_rate, format_value),
+        ("Tokens/s", figures.tokens_per_s, format_count),
+        ("Step", figures.seconds_per_step, format_seconds),
+        ("Memory", figures.memory_bytes, format_bytes),
+        ("Trained for", figures.elapsed_s, format_seconds),
+    ]
+    shown = "".join(
+        f'<div class="wb-fact"><dt>{name}</dt><dd>{escape(form(value))}</dd></div>'
+        for name, value, form in cells
+        if value is not None and math.isfinite(value)
+    )
+    return f'<dl class="wb-facts wb-run-facts">{shown}</dl>' if shown else ""
+
+
+def render_result(state: str, position: str, loss: float | None, run_dir: Path) -> str:
+    """Return what is left of a run: where it is saved and how to open it again."""
+    saved = [run_dir / name for name in ("adapter", "model") if (run_dir / name).is_dir()]
+    tail = f", loss {format_value(loss)}" if loss is not None else ""
+    kind = "bad" if state == "failed" else "good"
+    if saved:
+        what = f"Saved in <code>{escape(str(saved[0]))}</code>. "
+    elif state == "failed":
+        what = f"What was recorded is in <code>{escape(str(run_dir))}</code>. "
+    else:
+        what = ""
+    label = STATE_LABELS.get(state, state)
+    return (
+        f'<div class="wb-note wb-note-{kind}"><b>{escape(label[:1].upper() + label[1:])}</b> at {escape(position)}'
+        f"{escape(tail)}. {what}Open it again with <code>Workbench.open({escape(repr(str(run_dir)))})</code>.</div>"
+    )
