@@ -52,7 +52,9 @@ def require_repo(name: str, *, kind: RepoKind, revision: str | None = None, canc
     from huggingface_hub import errors
 
     if isinstance(outcome, errors.RevisionNotFoundError):
-        raise error(f"The {noun} {name!r} has no revision {revision!r} on the hub. Leave the revision empty.") from outcome
+        raise error(
+            f"The {noun} {name!r} has no revision {revision!r} on the hub. Leave the revision empty."
+        ) from outcome
     if isinstance(outcome, errors.GatedRepoError):
         raise error(gated_message(name)) from outcome
     if isinstance(outcome, errors.RepositoryNotFoundError):
@@ -70,7 +72,9 @@ def gated_message(name: str) -> str:
     )
 
 
-def cached_snapshot(name: str, *, kind: RepoKind, revision: str | None = None, needs: str = "config.json") -> str | None:
+def cached_snapshot(
+    name: str, *, kind: RepoKind, revision: str | None = None, needs: str = "config.json"
+) -> str | None:
     """Return the folder of ``name`` in the hub's local cache when ``needs`` lies in it, without any request."""
     import huggingface_hub
 
@@ -106,7 +110,9 @@ def download(
     except errors.GatedRepoError as error:
         raise ModelError(gated_message(name)) from error
     except (OSError, errors.HfHubHTTPError, *_transport_errors()) as error:
-        raise ModelError(f"Fetching {name!r} from the hub failed ({_short(error)}). Try again; finished files are kept.") from error
+        raise ModelError(
+            f"Fetching {name!r} from the hub failed ({_short(error)}). Try again; finished files are kept."
+        ) from error
 
 
 def _ask(name: str, kind: RepoKind, revision: str | None, cancel: Cancel | None) -> BaseException | None:

@@ -99,7 +99,11 @@ def collect_entries(
 
     Texts that occur more than once (inherited or delegating methods) are yielded once.
     """
-    names = sorted(name for name in sys.stdlib_module_names if not name.startswith("_")) if modules is None else list(modules)
+    names = (
+        sorted(name for name in sys.stdlib_module_names if not name.startswith("_"))
+        if modules is None
+        else list(modules)
+    )
     names = [name for name in names if name not in SKIPPED_MODULES]
     seen: set[str] = set()
     for done, name in enumerate(names):

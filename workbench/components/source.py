@@ -90,9 +90,7 @@ def find_source(
     return source
 
 
-def _find(
-    recipe: Recipe, for_training: bool, progress: ProgressCallback | None, cancel: Cancel | None
-) -> ModelSource:
+def _find(recipe: Recipe, for_training: bool, progress: ProgressCallback | None, cancel: Cancel | None) -> ModelSource:
     from . import smollm2, tiny_llama
 
     model = recipe.model
@@ -164,7 +162,9 @@ def _row_note(row: catalogue.CatalogueRow) -> str:
 def _inline_source(values: Mapping[str, Any]) -> ModelSource:
     name = f"inline {values.get('model_type', 'config')}"
     config = _config_from_values(values, "model.config")
-    return ModelSource(name, "inline", config, None, None, False, False, "Written out in the Recipe: a config without weights.")
+    return ModelSource(
+        name, "inline", config, None, None, False, False, "Written out in the Recipe: a config without weights."
+    )
 
 
 def _folder_source(name: str, folder: Path, trust_remote_code: bool, for_training: bool) -> ModelSource:
@@ -175,11 +175,15 @@ def _folder_source(name: str, folder: Path, trust_remote_code: bool, for_trainin
     missing = _missing_weights(folder)
     has_tokenizer = has_tokenizer_files(folder)
     if for_training and missing:
-        raise ModelError(f"{name!r} cannot be trained: {missing}. Choose a folder with weights; this one can only be estimated.")
+        raise ModelError(
+            f"{name!r} cannot be trained: {missing}. Choose a folder with weights; this one can only be estimated."
+        )
     if for_training and not has_tokenizer:
         raise ModelError(f"{name!r} has no tokenizer files. Save the model's tokenizer into the same folder.")
     note = "" if missing is None else "A config without weights."
-    return ModelSource(name, "folder", config, str(folder), None, missing is None, has_tokenizer, note, trust_remote_code)
+    return ModelSource(
+        name, "folder", config, str(folder), None, missing is None, has_tokenizer, note, trust_remote_code
+    )
 
 
 def _missing_weights(folder: Path) -> str | None:
@@ -202,7 +206,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror or error}). Give a folder with config.json.") from error
+        raise ModelError(
+            f"{path} cannot be read ({error.strerror or error}). Give a folder with config.json."
+        ) from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not UTF-8 text. Save the config again.") from error
     except ValueError as error:
@@ -237,14 +243,18 @@ def _config_from_values(values: Mapping[str, Any], where: str) -> PretrainedConf
     fields = dict(values)
     model_type = fields.pop("model_type", None)
     if not isinstance(model_type, str) or not model_type:
-        raise ModelError(f"{where} has no model_type. Give the config.json of a causal language model, such as a llama.")
+        raise ModelError(
+            f"{where} has no model_type. Give the config.json of a causal language model, such as a llama."
+        )
     if model_type not in CONFIG_MAPPING:
         if fields.get("auto_map"):
             raise ModelError(
                 f"{where} needs the model's own Python code (model_type {model_type!r}). "
                 "Set model.trust_remote_code=true only if you trust its author."
             )
-        raise ModelError(f"{where} has the model_type {model_type!r}, which this transformers does not know. {_suggest(model_type)}")
+        raise ModelError(
+            f"{where} has the model_type {model_type!r}, which this transformers does not know. {_suggest(model_type)}"
+        )
     try:
         config = CONFIG_MAPPING[model_type].from_dict(fields)
     except Exception as error:  # each config class checks its fields in its own way

@@ -36,7 +36,9 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
             source.path, local_files_only=True, trust_remote_code=source.trust_remote_code
         )
     except ImportError as error:
-        raise ModelError(f"The tokenizer of {source.name!r} needs a package that is missing: {_first_line(error)}") from error
+        raise ModelError(
+            f"The tokenizer of {source.name!r} needs a package that is missing: {_first_line(error)}"
+        ) from error
     except Exception as error:  # broken files raise whatever their parser raises
         raise ModelError(
             f"The tokenizer of {source.name!r} cannot be read ({_first_line(error)}). Fetch or save its files again."

@@ -1,0 +1,355 @@
+"""Rows to a training set: read, split, tokenized, packed, and reported on."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import DataError
+from ..events import Cancel, Progress, ProgressCallback
+from ..recipe import Recipe
+from . import padding
+from .collator import Collator, build_collator
+from .encoding import Encoded, Encoder, encode_indices
+from .packing import join_samples, pack_lengths
+from .padding import Histogram, PaddingShares
+from .preview import PreviewRow, preview_rows
+from .row_format import detect_format
+from .rows import BadRow, RowSource, first_good, open_evaluation_rows, open_rows
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = [
+    "Collator",
+    "DataReport",
+    "PreparedData",
+    "PreviewRow",
+    "build_collator",
+    "prepare_data",
+    "preview_rows",
+]
+
+# Rows handed to the tokenizer at once: enough for its own threads, few enough that Cancel answers at once.
+BATCH_ROWS = 128
+# Bad rows that are listed; all are counted.
+LISTED_BAD_ROWS = 20
+# Of a data set without an evaluation split, at most this fraction is held out.
+HELD_OUT_FRACTION = 0.1
+# Held-out rows are the same for every training seed, so that runs with several seeds are graded on the same rows.
+SPLIT_SEED = 0
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What was made of the rows. Plain data.
+
+    Attributes:
+        name: The data set.
+        format: How rows were read, in words.
+        num_rows: Rows of the data set (of the training split).
+        num_train_rows: Rows that train.
+        num_evaluation_rows: Rows held out or of the evaluation split.
+        num_bad_rows: Rows that were looked at and cannot be used.
+        bad_rows: The first of them, by line.
+        truncated_fraction: Of the training rows, those longer than ``max_length``.
+        supervised_fraction: Of the training tokens, those that are learned.
+        padding: Share of padding under each choice.
+        histogram: Token lengths before cutting.
+        template: Where the answers were found: the name of a training template, ``"own"``, or ``"placeholders"``.
+        notes: Sentences worth showing.
+    """
+
+    name: str
+    format: str
+    num_rows: int
+    num_train_rows: int
+    num_evaluation_rows: int
+    num_bad_rows: int
+    bad_rows: tuple[BadRow, ...]
+    truncated_fraction: float
+    supervised_fraction: float
+    padding: PaddingShares
+    histogram: Histogram
+    template: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A training set of tokens.
+
+    Attributes:
+        train: Columns ``input_ids``, ``labels``, ``length``, and ``position_ids`` when packed; int32.
+        evaluation: The same without packing, or None.
+        lengths: int32, tokens of each training sample after cutting (of each sequence when packed).
+        raw_lengths: int32, tokens of each training row before cutting and packing.
+        num_supervised_tokens: Tokens of the training set that are learned.
+        num_tokens: Tokens of the training set.
+        report: What was made of the rows.
+    """
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset | None
+    lengths: np.ndarray
+    raw_lengths: np.ndarray
+    num_supervised_tokens: int
+    num_tokens: int
+    report: DataReport
+
+
+def prepare_data(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel | None = None,
+) -> PreparedData:
+    """Read, split, tokenize and (where asked) pack the data of ``recipe``.
+
+    Raises:
+        DataError: The data cannot be found, or no row of it can be used; the message names line and reason.
+        Cancelled: The user cancelled.
+    """
+    source = open_rows(recipe, progress=progress, cancel=cancel)
+    encoder = _encoder_for(recipe, tokenizer, source)
+    run = _Tokenizing(recipe, progress, cancel)
+    held_out, evaluation_source = _choose_held_out(recipe, source, progress, cancel)
+    if evaluation_source is not None:
+        evaluation_encoder = _encoder_for(recipe, tokenizer, evaluation_source)
+        order = np.random.default_rng(SPLIT_SEED).permutation(len(evaluation_source))
+        evaluation, _ = run.take(evaluation_encoder, evaluation_source, order, recipe.evaluation.max_rows)
+        rest = np.arange(len(source))
+    else:
+        split_order = np.random.default_rng(SPLIT_SEED).permutation(len(source))
+        evaluation, looked_at = run.take(encoder, source, split_order, held_out)
+        rest = np.sort(split_order[looked_at:])
+    order = np.random.default_rng(recipe.training.seed).permutation(rest)
+    samples, _ = run.take(encoder, source, order, recipe.data.max_rows)
+    if not samples:
+        raise _nothing_usable(source, run)
+    return _assemble(recipe, source, encoder, samples, evaluation, run)
+
+
+def _encoder_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, source: RowSource) -> Encoder:
+    """Return the Encoder for the rows of ``source``.
+
+    Raises:
+        DataError: No row can be read, or the columns mean nothing.
+    """
+    first = first_good(source, 50)
+    if not first:
+        broken = next(row for row in source.fetch([0]) if isinstance(row, BadRow))
+        raise DataError(f"{broken}. No row of {source.name} can be read; correct that line first.")
+    return Encoder(recipe.data, tokenizer, detect_format(recipe.data, first, source.name))
+
+
+def _choose_held_out(
+    recipe: Recipe, source: RowSource, progress: ProgressCallback | None, cancel: Cancel | None
+) -> tuple[int, RowSource | None]:
+    """Return how many rows are held out of the training rows, and the rows of a named evaluation split."""
+    split = recipe.evaluation.split
+    if split == "none":
+        return 0, None
+    if split == "auto":
+        return min(recipe.evaluation.max_rows, int(len(source) * HELD_OUT_FRACTION)), None
+    return 0, open_evaluation_rows(recipe, split, progress=progress, cancel=cancel)
+
+
+@dataclass
+class _Tokenizing:
+    """The loop over batches of rows: progress, cancel, worker processes, and the rows that cannot be used."""
+
+    recipe: Recipe
+    progress: ProgressCallback | None
+    cancel: Cancel | None
+    bad_rows: list[BadRow] = field(default_factory=list)
+    num_done: int = 0
+
+    def take(
+        self, encoder: Encoder, source: RowSource, order: np.ndarray, wanted: int | None
+    ) -> tuple[list[Encoded], int]:
+        """Return up to ``wanted`` usable rows in ``order`` (all when None), and how many were looked at."""
+        total = len(order) if wanted is None else min(wanted, len(order))
+        taken: list[Encoded] = []
+        if not total:
+            return taken, 0
+        looked_at = 0
+        num_proc = self.recipe.data.num_proc if total > 2 * BATCH_ROWS else 1
+        batch_rows = BATCH_ROWS if wanted is None else min(BATCH_ROWS, max(8, wanted))
+        with _encoded_batches(encoder, source, order, batch_rows, num_proc) as batches:
+            for outcomes in batches:
+                if self.cancel is not None:
+                    self.cancel.check()
+                for outcome in outcomes:
+                    if wanted is not None and len(taken) >= wanted:
+                        return taken, looked_at
+                    looked_at += 1
+                    if isinstance(outcome, BadRow):
+                        self.bad_rows.append(outcome)
+                    else:
+                        taken.append(outcome)
+                if self.progress is not None:
+                    done = min(len(taken) if wanted is not None else looked_at, total)
+                    self.progress(Progress("tokenize", done, total, f"Tokenizing {source.name}"))
+        return taken, looked_at
+
+
+@contextlib.contextmanager
+def _encoded_batches(
+    encoder: Encoder, source: RowSource, order: np.ndarray, batch_rows: int, num_proc: int
+) -> Iterator[Iterator[list[Encoded | BadRow]]]:
+    """Yield an iterator over the encoded batches of ``order``, in order, made here or by worker processes."""
+    batches = [order[start : start + batch_rows].tolist() for start in range(0, len(order), batch_rows)]
+    if num_proc == 1:
+        yield (encode_indices(encoder, source, batch) for batch in batches)
+        return
+    # Workers are started afresh: a copy of a process that holds threads and a GPU may hang.
+    context = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
+    pool = ProcessPoolExecutor(num_proc, mp_context=context, initializer=_set_worker, initargs=(encoder, source))
+    try:
+        yield _in_order(lambda batch: pool.submit(_encode_in_worker, batch), batches, 2 * num_proc)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_order(
+    submit: Callable[[list[int]], Future[list[Encoded | BadRow]]], batches: Sequence[list[int]], ahead: int
+) -> Iterator[list[Encoded | BadRow]]:
+    """Yield results in order with at most ``ahead`` batches under way, so that stopping early wastes little."""
+    pending: list[Future[list[Encoded | BadRow]]] = []
+    for batch in batches:
+        pending.append(submit(batch))
+        if len(pending) >= ahead:
+            yield pending.pop(0).result()
+    for future in pending:
+        yield future.result()
+
+
+_worker: dict[str, tuple[Encoder, RowSource]] = {}
+
+
+def _set_worker(encoder: Encoder, source: RowSource) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # The processes are the parallelism.
+    _worker["job"] = (encoder, source)
+
+
+def _encode_in_worker(indices: list[int]) -> list[Encoded | BadRow]:
+    encoder, source = _worker["job"]
+    return encode_indices(encoder, source, indices)
+
+
+def _nothing_usable(source: RowSource, run: _Tokenizing) -> DataError:
+    if not run.bad_rows:
+        return DataError(
+            f"{source.name} has too few rows to hold some out and train. Add rows or set evaluation.split=none."
+        )
+    first = min(run.bad_rows, key=lambda row: (row.file, row.line))
+    more = f" The other {len(run.bad_rows) - 1} rows cannot be used either." if len(run.bad_rows) > 1 else ""
+    if "max_length" in first.reason:
+        hint = "Raise data.max_length."
+    elif "no message of the assistant" in first.reason or "no token to learn" in first.reason:
+        hint = "Add answers of the assistant, or set data.train_on=all."
+    else:
+        hint = "Correct the rows, or choose their columns (data.messages_column, data.text_column and so on)."
+    return DataError(f"{first}.{more} {hint}")
+
+
+def _assemble(
+    recipe: Recipe,
+    source: RowSource,
+    encoder: Encoder,
+    samples: Sequence[Encoded],
+    evaluation: Sequence[Encoded],
+    run: _Tokenizing,
+) -> PreparedData:
+    raw_lengths = np.array([sample.raw_length for sample in samples], dtype=np.int32)
+    cut_lengths = np.array([sample.input_ids.size for sample in samples], dtype=np.int32)
+    pairs = [(sample.input_ids, sample.labels) for sample in samples]
+    max_length = recipe.data.max_length
+    if recipe.data.packing:
+        joined = [join_samples([pairs[i] for i in group]) for group in pack_lengths(cut_lengths, max_length)]
+        columns = {
+            "input_ids": [row[0] for row in joined],
+            "labels": [row[1] for row in joined],
+            "position_ids": [row[2] for row in joined],
+        }
+    else:
+        columns = {"input_ids": [ids for ids, _ in pairs], "labels": [labels for _, labels in pairs]}
+    num_tokens = int(cut_lengths.sum())
+    num_supervised = sum(sample.num_supervised for sample in samples)
+    bad_rows = sorted(run.bad_rows, key=lambda row: (row.file, row.line))
+    report = DataReport(
+        name=source.name,
+        format=encoder.row_format.describe(),
+        num_rows=len(source),
+        num_train_rows=len(samples),
+        num_evaluation_rows=len(evaluation),
+        num_bad_rows=len(bad_rows),
+        bad_rows=tuple(bad_rows[:LISTED_BAD_ROWS]),
+        truncated_fraction=float((raw_lengths > max_length).mean()),
+        supervised_fraction=num_supervised / num_tokens,
+        padding=padding.padding_shares(
+            cut_lengths,
+            max_length=max_length,
+            batch_size=recipe.training.per_device_train_batch_size,
+            seed=recipe.training.seed,
+        ),
+        histogram=padding.length_histogram(raw_lengths),
+        template=encoder.chat.training_template or "placeholders",
+        notes=_notes(recipe, encoder, raw_lengths, bad_rows, len(evaluation)),
+    )
+    held_out = {"input_ids": [e.input_ids for e in evaluation], "labels": [e.labels for e in evaluation]}
+    return PreparedData(
+        train=build_dataset(columns),
+        evaluation=build_dataset(held_out) if evaluation else None,
+        lengths=np.array([row.size for row in columns["input_ids"]], dtype=np.int32),
+        raw_lengths=raw_lengths,
+        num_supervised_tokens=num_supervised,
+        num_tokens=num_tokens,
+        report=report,
+    )
+
+
+def _notes(
+    recipe: Recipe, encoder: Encoder, raw_lengths: np.ndarray, bad_rows: Sequence[BadRow], num_evaluation: int
+) -> tuple[str, ...]:
+    notes = []
+    if bad_rows:
+        notes.append(f"{len(bad_rows)} rows cannot be used and are left out. The first: {bad_rows[0]}.")
+    truncated = int((raw_lengths > recipe.data.max_length).sum())
+    if truncated:
+        notes.append(
+            f"{truncated} of {len(raw_lengths)} rows are longer than {recipe.data.max_length} tokens and are cut at the end "
+            f"(the longest has {int(raw_lengths.max())}); a cut answer does not teach the model to stop."
+        )
+    if encoder.row_format.kind == "prompt_completion" and encoder.chat.training_template is not None:
+        notes.append(
+            "Prompt and completion are joined as they stand. Set data.format=chat to use the model's chat template."
+        )
+    if recipe.evaluation.split == "auto" and not num_evaluation:
+        notes.append("There are too few rows to hold some out, so nothing is evaluated.")
+    return tuple(notes)
+
+
+def build_dataset(columns: dict[str, list[np.ndarray]]) -> datasets.Dataset:
+    """Return an in-memory Dataset of int32 lists, with a column ``length``."""
+    import datasets
+    import pyarrow as pa
+
+    arrays: dict[str, pa.Array] = {}
+    lengths = np.array([row.size for row in next(iter(columns.values()))], dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    for name, rows in columns.items():
+        values = pa.array(np.concatenate(rows), type=pa.int32())
+        arrays[name] = pa.LargeListArray.from_arrays(pa.array(offsets, type=pa.int64()), values)
+    arrays["length"] = pa.array(lengths.astype(np.int32))
+    return datasets.Dataset(datasets.table.InMemoryTable(pa.table(arrays))).with_format("numpy")
