@@ -1,0 +1,363 @@
+"""The loop: transformers' Trainer over the parts that ``components/`` built."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback
+
+from ..components.loss import compute_loss
+from ..components.step import micro_step
+from ..errors import NonFiniteError
+from ..events import Event, Progress
+from .build import Run
+from .checkpoint import load_weights, random_state, save_weights
+from .control import Control
+from .run_folder import CHECKPOINTS, RunFolder
+from .sampler import EpochSampler
+from .telemetry import COUNTS, CountingCollator, Publisher, StepClock, TokenCounts, is_finite
+
+RUN_STATE = "run_state.json"
+
+# Steps in a row that ``policies.on_nonfinite: skip`` skips. A model whose weights are NaN never recovers.
+MAX_SKIPPED_STEPS = 20
+
+
+class Engine(Trainer):
+    """transformers' loop with the workbench's micro-step, loss, evaluation, checkpoints and guard against NaN.
+
+    The trainer keeps what it is good at: epochs, accumulation, the schedule, trackers, the order of callbacks.
+    """
+
+    def __init__(self, run: Run, arguments: Any, folder: RunFolder, control: Control, publisher: Publisher) -> None:
+        """Make an engine.
+
+        Args:
+            run: What was built.
+            arguments: From ``training_arguments``.
+            folder: Where checkpoints go.
+            control: Pause and stop.
+            publisher: Observers and meters.
+        """
+        self._run = run
+        self._folder = folder
+        self._wishes = control
+        self._publisher = publisher
+        self._clock = StepClock()
+        self._counts = TokenCounts()
+        self._step_loss: Tensor | None = None
+        self._row: dict[str, Any] = {}
+        self._skipped_in_a_row = 0
+        self._evaluations_without_gain = 0
+        self._random_state: dict[str, Any] = {}
+        lengths = list(run.data.train["length"]) if run.recipe.data.group_by_length else None
+        self._sampler = EpochSampler(
+            len(run.data.train), run.recipe.training.seed, lengths, run.recipe.training.per_device_train_batch_size
+        )
+        super().__init__(
+            model=run.model,
+            args=arguments,
+            data_collator=CountingCollator(run.collator),
+            train_dataset=run.data.train,
+            eval_dataset=run.data.evaluation,
+            optimizers=(run.optimizer, run.schedule),
+            callbacks=[_Flow(self)],
+        )
+        self.remove_callback(PrinterCallback)
+        if run.precision.uses_grad_scaler:
+            # accelerate's optimizer wrapper takes it from here and skips steps that overflowed.
+            self.accelerator.scaler = torch.amp.GradScaler("cuda" if run.device.has_caching_allocator else "cpu")
+
+    # -- the step --------------------------------------------------------------------------------------------------
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], int]:
+        """Fetch the micro-batches of one optimizer step and count their supervised tokens."""
+        self._clock.begin_step()
+        batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
+        self._counts = sum((batch.pop(COUNTS) for batch in batches), TokenCounts())
+        self._step_loss = None
+        # At least 1: a step without a supervised token has loss 0 and gradients 0, not NaN.
+        return batches, max(1, self._counts.supervised)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Run one micro-step, after looking whether someone wants to pause or stop."""
+        self._clock.add_pause(self._wishes.check())
+        if not model.training:
+            model.train()
+        run = self._run
+        batch = self._prepare_inputs(inputs)
+        loss = micro_step(run.recipe, model, batch, num_items_in_batch, run.precision, self._scaler)
+        self._step_loss = loss if self._step_loss is None else self._step_loss + loss
+        return loss
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Return 0: the trainer's rule of thumb walks over all parameters in every micro-step, and nobody reads it."""
+        return 0
+
+    @property
+    def _scaler(self) -> Any | None:
+        return getattr(self.accelerator, "scaler", None)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        return self._clip(self.args.max_grad_norm)
+
+    def _clip(self, max_norm: float) -> Tensor:
+        """Return the gradients' norm before clipping; scaled gradients are unscaled first."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self._run.optimizer)
+        trainable = [parameter for parameter in self._run.model.parameters() if parameter.grad is not None]
+        return torch.nn.utils.clip_grad_norm_(trainable, max_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor:
+        """Read loss and norm once, write the step's row, and block the update where one is not finite."""
+        norm = self._clip(math.inf) if grad_norm is None else grad_norm
+        loss_tensor = self._step_loss if self._step_loss is not None else torch.zeros_like(norm)
+        # One read for both: each read waits for the GPU.
+        loss, norm_value = torch.stack((loss_tensor.float(), norm.float())).tolist()
+        self._row = {
+            "step": self.state.global_step + 1,
+            "loss": loss if self._counts.supervised else None,
+            "grad_norm": norm_value,
+            "learning_rate": self._run.optimizer.param_groups[0]["lr"],
+            "loss_scale": self._scaler.get_scale() if self._scaler is not None else None,
+            "num_tokens": self._counts.real,
+            "num_padding_tokens": self._counts.padding,
+            "num_supervised_tokens": self._counts.supervised,
+        }
+        if is_finite(loss, norm_value):
+            self._skipped_in_a_row = 0
+        else:
+            self._block_update(loss, norm_value)
+        return norm
+
+    def _block_update(self, loss: float, norm: float) -> None:
+        """Keep a NaN or Inf out of the weights; then go on or stop, as the policy says.
+
+        Raises:
+            NonFiniteError: The policy is to stop, or too many steps in a row were skipped.
+        """
+        scale = self._row["loss_scale"]
+        if scale is not None and scale > 1 and math.isfinite(loss):
+            # Normal in the first steps of float16: the scaler drops the update and halves its scale.
+            self._log(f"Step {self._row['step']}: float16 gradients overflowed at a loss scale of {scale:g}; skipped.")
+            return
+        names = [
+            name
+            for name, parameter in self._run.model.named_parameters()
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        ]
+        for parameter in self._run.model.parameters():
+            parameter.grad = None  # Every optimizer leaves a parameter without a gradient alone.
+        self._skipped_in_a_row += 1
+        where = f" First bad gradient: {names[0]} ({len(names)} in all)." if names else ""
+        text = f"Step {self._row['step']}: the loss is {loss:g} and the gradient norm {norm:g}; no weight was updated."
+        if self._run.recipe.policies.on_nonfinite == "skip" and self._skipped_in_a_row < MAX_SKIPPED_STEPS:
+            self._log(text + where)
+            return
+        self.finish_row()
+        advice = "Lower training.learning_rate, or set policies.on_nonfinite=skip to leave such steps out."
+        if self._skipped_in_a_row > 1:
+            advice = f"{self._skipped_in_a_row} steps in a row were skipped. Go back to an earlier checkpoint."
+        raise NonFiniteError(f"{text}{where} {advice}")
+
+    # -- after the step --------------------------------------------------------------------------------------------
+
+    def finish_step(self) -> None:
+        """Complete the row of the step just done: time, tokens per second, meters."""
+        step_s = self._clock.end_step()
+        self._row |= {
+            "epoch": self.state.epoch,
+            "step_s": step_s,
+            "elapsed_s": self._clock.elapsed_s,
+            "tokens_per_s": self._counts.real / step_s if step_s > 0 else None,
+            **self._publisher.measure(),
+        }
+        self._folder.beat()
+
+    def finish_row(self) -> None:
+        """Publish the row of the step, once."""
+        row, self._row = self._row, {}
+        if row:
+            self._publisher.publish(Event("step", {name: value for name, value in row.items() if value is not None}))
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if not self.control.should_evaluate:
+            self.finish_row()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        # A stop may come in the middle of the next step; a checkpoint then belongs to this border.
+        self._random_state = random_state()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Hand logs to the trackers; only evaluations stay in the trainer's own history.
+
+        That history is written into every checkpoint and would grow with every step; ``metrics.jsonl`` has them all.
+        """
+        kept = len(self.state.log_history)
+        super().log(logs, start_time)
+        if "eval_loss" not in logs:
+            del self.state.log_history[kept:]
+
+    def _log(self, message: str) -> None:
+        self._publisher.publish(Event("log", {"message": message}))
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+        return self._sampler
+
+    def _run_epoch(self, model: nn.Module, epoch: int, **kwargs: Any) -> None:
+        # Not left to accelerate: after a resume it wraps the sampler so that its own call does not arrive.
+        self._sampler.set_epoch(epoch)
+        super()._run_epoch(model=model, epoch=epoch, **kwargs)
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Return the mean loss over the supervised tokens of the held-out rows, by the same loss as training."""
+        recipe, model = self._run.recipe, self._run.model
+        size = recipe.evaluation.per_device_eval_batch_size
+        loader = DataLoader(self.eval_dataset, batch_size=size, collate_fn=self.data_collator, shuffle=False)
+        total, num_items = torch.zeros((), dtype=torch.float64), 0
+        model.eval()
+        try:
+            with torch.no_grad():
+                for done, batch in enumerate(loader):
+                    self._clock.add_pause(self._wishes.check())
+                    self._publisher.publish(
+                        Event("progress", _progress("evaluate", done, len(loader), "Evaluating held-out rows"))
+                    )
+                    count = batch.pop(COUNTS).supervised
+                    batch = self._prepare_inputs(batch)
+                    with self._run.precision.autocast(batch["input_ids"].device.type):
+                        # Over 1: the sum, so that batches of unequal length weigh by their tokens.
+                        total += compute_loss(recipe, model, batch, 1).double().cpu() if count else 0.0
+                    num_items += count
+        except BaseException:
+            self.finish_row()
+            raise
+        finally:
+            model.train()
+        eval_loss = float(total) / num_items if num_items else math.nan
+        if self._row:
+            self._row["eval_loss"] = eval_loss
+        self.finish_row()
+        metrics = {"eval_loss": eval_loss}
+        self.log(dict(metrics))
+        self._publisher.publish(
+            Event("evaluation", {"step": self.state.global_step, "eval_loss": eval_loss, "num_items": num_items})
+        )
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        evaluation, loss = self._run.recipe.evaluation, metrics["eval_loss"]
+        is_best = math.isfinite(loss) and (self.state.best_metric is None or loss < self.state.best_metric)
+        if is_best:
+            self.state.best_metric, self.state.best_global_step = loss, self.state.global_step
+            self._evaluations_without_gain = 0
+            if evaluation.load_best_model_at_end:
+                self.control.should_save = True
+            return True
+        self._evaluations_without_gain += 1
+        patience = evaluation.early_stopping_patience
+        if patience is not None and self._evaluations_without_gain >= patience:
+            self._log(f"Stopped early: {patience} evaluations without a better loss than {self.state.best_metric:.4f}.")
+            self.control.should_training_stop = self.control.should_save = True
+        return False
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self._random_state = random_state()
+        self.save_checkpoint()
+
+    def save_checkpoint(self) -> Path | None:
+        """Write the state after the last finished step; return its folder, or None before the first step.
+
+        Raises:
+            RunFolderError: The folder cannot be written; earlier checkpoints are unharmed.
+        """
+        step = self.state.global_step
+        if step == 0:
+            return None
+        name = f"{CHECKPOINTS}/step-{step:06d}"
+        final = self._folder.path / name
+        if final.is_dir():
+            return final
+        self._publisher.publish(Event("progress", _progress("save", 0, 1, f"Saving step {step}")))
+        if self.state.best_global_step == step:
+            self.state.best_model_checkpoint = str(final)
+        with self._folder.write_directory(name) as temporary:
+            save_weights(self._run.model, temporary)
+            self._save_optimizer_and_scheduler(str(temporary))
+            self._save_scaler(str(temporary))
+            torch.save(self._random_state, temporary / "rng_state.pth")
+            self.state.save_to_json(str(temporary / "trainer_state.json"))
+            state = {
+                "elapsed_s": self._clock.elapsed_s,
+                "evaluations_without_gain": self._evaluations_without_gain,
+            }
+            (temporary / RUN_STATE).write_text(json.dumps(state), encoding="utf-8")
+        self._folder.remove_old_checkpoints(self._run.recipe.training.save_total_limit, protect=self.best_checkpoint)
+        self._publisher.publish(Event("checkpoint", {"step": step, "path": str(final)}))
+        return final
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint of the best evaluation, where there is one."""
+        best = self.state.best_model_checkpoint
+        return Path(best) if best and Path(best).is_dir() else None
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        checkpoint = Path(resume_from_checkpoint)
+        load_weights(self._run.model, checkpoint)
+        if (checkpoint / RUN_STATE).is_file():
+            state = json.loads((checkpoint / RUN_STATE).read_text(encoding="utf-8"))
+            self._clock = StepClock(float(state["elapsed_s"]))
+            self._evaluations_without_gain = int(state["evaluations_without_gain"])
+
+    def use_best_weights(self) -> None:
+        """Put the weights of the best evaluation into the model, where the Recipe asks for it."""
+        if self._run.recipe.evaluation.load_best_model_at_end and self.best_checkpoint is not None:
+            load_weights(self._run.model, self.best_checkpoint)
+
+    def close(self) -> None:
+        """Close the trackers and let go of everything that keeps tensors alive."""
+        self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self.accelerator.free_memory()
+
+
+class _Flow(TrainerCallback):
+    """Decides after each step what happens next; the trainer's own strategies are off."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._engine._random_state = random_state()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        engine = self._engine
+        engine.finish_step()
+        recipe, step = engine._run.recipe, state.global_step
+        is_last = step >= state.max_steps
+        every = recipe.evaluation.eval_steps
+        if engine.eval_dataset is not None and (is_last or (every and step % every == 0)):
+            control.should_evaluate = True
+        if is_last or (recipe.training.save_steps and step % recipe.training.save_steps == 0):
+            control.should_save = True
+        return control
+
+
+def _progress(stage: str, done: int, total: int, message: str) -> dict[str, Any]:
+    progress = Progress(stage, done, total, message)
+    return {"stage": progress.stage, "done": progress.done, "total": progress.total, "message": progress.message}

@@ -1,0 +1,46 @@
+"""Giving memory back: tracebacks hold frames, and frames hold tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import traceback
+from collections.abc import Iterator
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and everything it was raised from."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        waiting += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            waiting += current.exceptions
+
+
+def clear_frames(error: BaseException) -> None:
+    """Drop the local variables of every finished frame that the exception's tracebacks hold.
+
+    The text of the traceback stays; make it before if the values matter.
+    """
+    for link in chain_of(error):
+        if link.__traceback__ is not None:
+            traceback.clear_frames(link.__traceback__)
+
+
+def collect_memory() -> None:
+    """Collect cycles and hand cached memory back to the driver and the system."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):  # Not glibc: the system has no such call.
+        return

@@ -1,0 +1,147 @@
+"""What one optimizer step says about itself: time, tokens, meters."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..components.loss import count_items
+from ..events import Event, Meter, Observer
+
+COUNTS = "counts"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of some micro-batches."""
+
+    real: int = 0
+    padding: int = 0
+    supervised: int = 0
+
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(self.real + other.real, self.padding + other.padding, self.supervised + other.supervised)
+
+
+class CountingCollator:
+    """A collator that counts tokens while they are still on the CPU, where counting does not wait for a GPU."""
+
+    def __init__(self, collator: Callable[[list[Any]], dict[str, Any]]) -> None:
+        self._collator = collator
+
+    def __call__(self, samples: list[Any]) -> dict[str, Any]:
+        batch = self._collator(samples)
+        return {**batch, COUNTS: count_tokens(batch)}
+
+
+def count_tokens(batch: Mapping[str, Tensor]) -> TokenCounts:
+    """Return the tokens of a batch: real, padding, and supervised."""
+    mask = batch.get("attention_mask")
+    total = batch["input_ids"].numel()
+    real = total if mask is None else int((mask != 0).sum())
+    return TokenCounts(real, total - real, count_items([batch]))
+
+
+class StepClock:
+    """Times steps; pauses, evaluations and saves between them are not part of a step."""
+
+    def __init__(self, elapsed_s: float = 0.0) -> None:
+        """Make a clock.
+
+        Args:
+            elapsed_s: Seconds that the run took before it was resumed.
+        """
+        self._elapsed_before_s = elapsed_s
+        self._first: float | None = None
+        self._step_start = 0.0
+        self._step_pause_s = 0.0
+        self._total_pause_s = 0.0
+
+    def begin_step(self) -> None:
+        """Note the begin of a step, before its data is fetched."""
+        self._step_start = time.perf_counter()
+        self._step_pause_s = 0.0
+        if self._first is None:
+            self._first = self._step_start
+
+    def add_pause(self, seconds: float) -> None:
+        """Leave seconds of standing still out of the step and of the elapsed time."""
+        self._step_pause_s += seconds
+        self._total_pause_s += seconds
+
+    def end_step(self) -> float:
+        """Return the seconds of the step that ends now."""
+        return time.perf_counter() - self._step_start - self._step_pause_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first step began, pauses left out, earlier parts of a resumed run counted in."""
+        if self._first is None:
+            return self._elapsed_before_s
+        return self._elapsed_before_s + time.perf_counter() - self._first - self._total_pause_s
+
+
+class Publisher:
+    """Hands events to observers and collects meters. One that fails is dropped: watching must never end a run."""
+
+    def __init__(self, observers: Sequence[Observer] = (), meters: Sequence[Meter] = ()) -> None:
+        # Buttons publish changes of state from threads of their own.
+        self._lock = threading.RLock()
+        self._observers = list(observers)
+        self._meters = list(meters)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Hand events to one more observer."""
+        self._observers.append(observer)
+
+    def add_meter(self, meter: Meter) -> None:
+        """Ask one more meter at the end of each step."""
+        self._meters.append(meter)
+
+    def publish(self, event: Event) -> None:
+        """Hand an event to every observer; events of several threads come one after the other."""
+        with self._lock:
+            for observer in tuple(self._observers):
+                try:
+                    observer.on_event(event)
+                except Exception as error:
+                    self._observers.remove(observer)
+                    self.publish(_dropped(observer, error))
+
+    def start_meters(self) -> None:
+        """Begin measuring."""
+        self._each_meter(lambda meter: meter.start())
+
+    def stop_meters(self) -> None:
+        """End measuring."""
+        self._each_meter(lambda meter: meter.stop())
+
+    def measure(self) -> dict[str, float]:
+        """Return the values of every meter for the step just ended."""
+        values: dict[str, float] = {}
+        self._each_meter(lambda meter: values.update(meter.measure_step()))
+        return values
+
+    def _each_meter(self, action: Callable[[Meter], None]) -> None:
+        for meter in tuple(self._meters):
+            try:
+                action(meter)
+            except Exception as error:
+                self._meters.remove(meter)
+                self.publish(_dropped(meter, error))
+
+
+def _dropped(part: object, error: Exception) -> Event:
+    text = f"{type(part).__name__} failed ({type(error).__name__}: {error}) and is left out for the rest of the run."
+    return Event("log", {"message": text})
+
+
+def is_finite(*values: float) -> bool:
+    """Whether none of the values is NaN or Inf."""
+    return all(math.isfinite(value) for value in values)
