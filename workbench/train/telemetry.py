@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from ..components.loss import count_items
 from ..events import Event, Meter, Observer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COUNTS = "counts"
 
@@ -42,6 +42,8 @@ class CountingCollator:
 
 def count_tokens(batch: Mapping[str, Tensor]) -> TokenCounts:
     """Return the tokens of a batch: real, padding, and supervised."""
+    from ..components.loss import count_items
+
     mask = batch.get("attention_mask")
     total = batch["input_ids"].numel()
     real = total if mask is None else int((mask != 0).sum())
