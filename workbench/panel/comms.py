@@ -57,6 +57,14 @@ def pump_comm_messages() -> int:
     return handled
 
 
+def pump_while_waiting() -> None:
+    """Make ``Session.wait`` handle the page's messages; doing it twice changes nothing."""
+    from ..train.session import WAIT_HOOKS
+
+    if pump_comm_messages not in WAIT_HOOKS:
+        WAIT_HOOKS.append(pump_comm_messages)
+
+
 def _kernel_with_queue() -> Any:
     try:
         from IPython import get_ipython

@@ -117,9 +117,9 @@ class ErrorBox:
     def __init__(self) -> None:
         self.box = classed(widgets.HTML(), "wb-error", "wb-hidden")
 
-    def show(self, error: BaseException, what: str = "") -> None:
+    def show(self, error: BaseException, what: str = "", sentence: str = "") -> None:
         """Show an error with its traceback folded away."""
-        self.box.value = render_error(error, what)
+        self.box.value = render_error(error, what, sentence)
         set_hidden(self.box, False)
 
     def say(self, sentence: str) -> None:

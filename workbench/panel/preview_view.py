@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 import ipywidgets as widgets
@@ -12,8 +11,7 @@ from ..estimate.estimate import BatchShape
 from ..events import Cancel, Progress, ProgressCallback
 from ..recipe import Recipe
 from ..report.charts import length_figure, render_length_histogram
-from ..report.html import render_preview
-from ..units import format_count
+from ..report.data_html import render_data_facts, render_preview
 from .background import Background, Outcome
 from .fields import classed
 from .pieces import ErrorBox, Fold, PlotlyBox, ProgressLine, button
@@ -21,7 +19,6 @@ from .view_model import Change, PanelModel
 
 RELOAD_DELAY_S = 0.6
 NUM_ROWS = 3
-MAX_SKIPPED_SHOWN = 5
 
 
 class PreviewView:
@@ -125,37 +122,9 @@ class PreviewView:
             self._error.show(outcome.error, "The preview failed")
         else:
             self._key, self.prepared = key, outcome.value
-            self._facts.value = render_data_facts(outcome.value)
+            self._facts.value = render_data_facts(outcome.value, recipe.data.max_length)
             lengths = outcome.value.raw_lengths
             figure = length_figure(lengths, recipe.data.max_length)
             self._histogram.show(figure, render_length_histogram(lengths, recipe.data.max_length))
         for listener in self.listeners:
             listener()
-
-
-def render_data_facts(prepared: Any) -> str:
-    """Return what preparing the data found: counts, share cut, share of padding, rows skipped with their reasons."""
-    report = prepared.report
-    num_tokens = max(prepared.num_tokens, 1)
-    facts = [
-        ("samples", format_count(len(prepared.lengths))),
-        ("tokens", format_count(prepared.num_tokens)),
-        ("learned", f"{100 * prepared.num_supervised_tokens / num_tokens:.0f} %"),
-        ("cut at max length", f"{100 * report.truncated_fraction:.1f} %"),
-    ]
-    for name, share in report.padding_fractions.items():
-        facts.append((f"padding, {name}", f"{100 * share:.0f} %"))
-    shown = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in facts)
-    return f'<div class="wb-data-facts">{shown}</div>{_render_skipped(report.skipped)}'
-
-
-def _render_skipped(skipped: Any) -> str:
-    if not skipped:
-        return ""
-    items = "".join(f"<li>{escape(str(one))}</li>" for one in list(skipped)[:MAX_SKIPPED_SHOWN])
-    more = len(skipped) - MAX_SKIPPED_SHOWN
-    rest = f"<li>and {more} more</li>" if more > 0 else ""
-    return (
-        f'<details class="wb-notes wb-skipped"><summary>{len(skipped)} rows were skipped</summary>'
-        f"<ul>{items}{rest}</ul></details>"
-    )

@@ -1,9 +1,8 @@
-"""The runs of this kernel, and what a panel needs to know of one, as plain data. No widgets."""
+"""What a panel needs to know of a run, live or ended, as plain data. No widgets."""
 
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,8 @@ import numpy as np
 
 from ..diagnose import judge_memory
 from ..errors import RunError
-from ..events import LIVE_STATES
 from ..report.text import describe_run, describe_time_left
-
-_LOCK = threading.Lock()
-_SESSIONS: dict[str, Any] = {}
-
-
-def register_session(session: Any) -> None:
-    """Remember a session, so that a new panel of this kernel finds it."""
-    with _LOCK:
-        for key, known in list(_SESSIONS.items()):
-            if known.state not in LIVE_STATES:
-                del _SESSIONS[key]
-        _SESSIONS[str(session.run_dir)] = session
-
-
-def live_session() -> Any:
-    """Return the session that runs in this kernel, or None."""
-    with _LOCK:
-        return next((session for session in _SESSIONS.values() if session.state in LIVE_STATES), None)
+from ..train.process import live_session
 
 
 def require_no_live_session() -> None:
@@ -59,6 +40,7 @@ class EndedRun:
     state: str
     num_steps: int | None = None
     error: BaseException | None = None
+    result_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +145,6 @@ def open_run(run_dir: str | Path) -> Any:
         recipe=recipe,
         history=History.from_folder(run_dir),
         state=summary.state,
+        result_dir=next((found for name in ("adapter", "model") if (found := Path(run_dir) / name).is_dir()), None),
         num_steps=planned if planned > 0 else None,
     )

@@ -8,7 +8,9 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from ..errors import Problem
 from ..recipe import Recipe, iter_fields
+from .comms import answer_beside_cells
 from .fields import FieldView, classed, problem_box, set_hidden, with_tooltip
 from .pieces import ErrorBox, Fold, button, card, subtitle
 from .view_model import Change, PanelModel
@@ -92,14 +94,20 @@ class Header:
         actions = (self._preset, self._undo, self._redo, self._yaml.button)
         row = classed(widgets.HBox((self._title, classed(widgets.HBox(actions), "wb-actions"))), "wb-header")
         self._problems = classed(widgets.VBox(), "wb-general-problems")
+        self._shown_problems: tuple[Problem, ...] = ()
         self.box = classed(widgets.VBox((row, self._yaml.box, self._problems)), "wb-top")
         model.listen(self._changed)
         self._show()
 
-    def show_problems(self, problems: Sequence[Any]) -> None:
-        """Show problems of fields that have no control on the panel."""
+    def show_problems(self, problems: Sequence[Problem]) -> None:
+        """Show problems of fields that have no control in sight."""
+        if tuple(problems) == self._shown_problems:
+            return
+        self._shown_problems = tuple(problems)
         box = problem_box(problems, self._model.apply_fix, with_field=True) if problems else None
         self._problems.children = (box,) if box is not None else ()
+        if box is not None:
+            answer_beside_cells(box)
 
     def _picked(self, change: Any) -> None:
         if change["new"]:
@@ -190,8 +198,10 @@ def connect_fields(model: PanelModel, fields: Mapping[str, FieldView], header: H
         for problem in model.problems():
             by_field.setdefault(problem.field, []).append(problem)
         for path, view in fields.items():
-            view.show_problems(by_field.pop(path, ()))
-        header.show_problems([problem for rest in by_field.values() for problem in rest])
+            view.show_problems(by_field.get(path, ()))
+        # What has no control, or has it behind a fold, is shown on top too: a problem nobody sees helps nobody.
+        hidden = [path for path in by_field if path not in fields or fields[path].info.show != "main"]
+        header.show_problems([problem for path in hidden for problem in by_field[path]])
 
     model.listen(changed)
     return changed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -180,9 +179,10 @@ class TrainView:
 
     def _show_end(self, session: Any) -> None:
         if session.error is not None:
-            self.error.show(session.error, "The run failed")
+            sentence = session.summary()["error"] if hasattr(session, "summary") else ""
+            self.error.show(session.error, "The run failed", sentence)
         facts = read_facts(session)
-        self._result.value = render_result(facts.state, facts.position, facts.loss, Path(session.run_dir))
+        self._result.value = render_result(facts.state, facts.position, facts.loss, session.run_dir, session.result_dir)
         for listener in self.ended_listeners:
             listener(session)
 

@@ -19,12 +19,12 @@ from ..report.charts import render_memory_bar
 from ..report.html import render_error
 from ..report.text import describe_estimate
 from .background import Background, Outcome
-from .comms import answer_beside_cells, pump_comm_messages
+from .comms import answer_beside_cells, pump_while_waiting
 from .estimate_view import EstimateView
 from .fields import build_fields, classed
 from .pieces import style_sheet
 from .preview_view import PreviewView
-from .runs import live_session, open_run, read_facts, register_session, require_no_live_session
+from .runs import live_session, open_run, read_facts, require_no_live_session
 from .settings_view import Header, connect_fields, main_card, suggest_data
 from .stream import is_foreign_front, render_history
 from .train_view import TrainView
@@ -60,6 +60,7 @@ class Workbench:
             plots: ``"canvas"`` (streams to a script in the page), ``"svg"`` (drawn by the kernel, core widgets only) or
                 ``"auto"`` (svg on Colab and in VS Code, where third-party widgets may not load).
         """
+        pump_while_waiting()
         live = live_session()
         self._model = PanelModel(recipe or (live.recipe if live is not None else None))
         self._run_root = None if run_root is None else Path(run_root)
@@ -147,7 +148,6 @@ class Workbench:
 
         self._estimates.drop("effects")
         session = start_session(self._model.recipe, **self._place())
-        register_session(session)
         self._train.attach(session)
         return session
 
@@ -170,19 +170,14 @@ class Workbench:
 
         Raises:
             RunError: The run failed; the cause is inside.
+            KeyboardInterrupt: It was interrupted; the run has stopped and is saved.
         """
         session = self._require_session()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while session.state in LIVE_STATES and (deadline is None or time.monotonic() < deadline):
-            try:
-                pump_comm_messages()
-                time.sleep(0.05)
-            except KeyboardInterrupt:  # the kernel's stop button: end at the next micro-step and save
-                session.stop()
-        if session.state in LIVE_STATES:
-            return session
-        self._train.finish()
-        return session.wait()
+        try:
+            return session.wait(timeout_s)
+        finally:
+            if session.state not in LIVE_STATES:
+                self._train.finish()
 
     def report(self) -> Any:
         """Return the run (or the estimate) as a static picture that stays in the saved notebook."""
@@ -192,7 +187,6 @@ class Workbench:
 
     def attach(self, session: Any) -> Workbench:
         """Show a session that was started elsewhere in this kernel."""
-        register_session(session)
         self._train.attach(session)
         return self
 
@@ -301,7 +295,7 @@ class Workbench:
                 text = f"Known by its config: enough to estimate. {text}"
             self._source_note.value = f'<div class="wb-source">{escape(text)}</div>' if text else ""
 
-        self._estimates.submit("note", work, done, priority=1)
+        self._estimates.submit("note", work, done)
 
     def _start_clicked(self) -> None:
         self._train.error.clear()

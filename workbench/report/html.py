@@ -22,15 +22,6 @@ BASIS_TEXTS: dict[str, str] = {
     "calibrated": "this device was measured",
     "anchored": "a step of this run was measured",
 }
-MAX_PREVIEW_CHARACTERS = 4000
-
-
-class PreviewRow(Protocol):
-    """What is needed of a row to show it."""
-
-    tokens: Sequence[tuple[str, bool]]
-    was_truncated: bool
-    num_tokens: int
 
 
 class Effect(Protocol):
@@ -130,57 +121,19 @@ def render_effects(effects: Sequence[Effect], words: Sequence[str], current_verd
     return f'<span class="wb-chips" title="{title}">{"".join(chips[:3])}{rest}</span>'
 
 
-def render_preview(rows: Sequence[PreviewRow]) -> str:
-    """Return rows as the model will see them; learned tokens are coloured *and* underlined, with a legend."""
-    shown = "".join(_render_row(index, row) for index, row in enumerate(rows, start=1))
-    legend = (
-        '<div class="wb-preview-legend"><span class="wb-learned">learned</span> '
-        '<span class="wb-context">context only</span> '
-        '<span class="wb-cut">⋯ cut at max length</span></div>'
-    )
-    return f'<div class="wb-preview">{legend}{shown}</div>'
-
-
-def _render_row(index: int, row: PreviewRow) -> str:
-    runs: list[tuple[bool, list[str]]] = []
-    length = 0
-    for text, is_learned in row.tokens:
-        length += len(text)
-        if length > MAX_PREVIEW_CHARACTERS:
-            break
-        if runs and runs[-1][0] == is_learned:
-            runs[-1][1].append(text)
-        else:
-            runs.append((is_learned, [text]))
-    body = "".join(
-        f'<span class="{"wb-learned" if is_learned else "wb-context"}">{escape("".join(texts))}</span>'
-        for is_learned, texts in runs
-    )
-    if length > MAX_PREVIEW_CHARACTERS:
-        body += '<span class="wb-cut"> … the rest of this row is not shown</span>'
-    if row.was_truncated:
-        body += '<span class="wb-cut"> ⋯</span>'
-    learned = sum(1 for _, is_learned in row.tokens if is_learned)
-    cut = " · cut at max length" if row.was_truncated else ""
-    return (
-        f'<div class="wb-row"><div class="wb-row-head">Row {index} · {row.num_tokens} tokens · '
-        f"{learned} learned{cut}</div>"
-        f'<div class="wb-row-text" tabindex="0">{body}</div></div>'
-    )
-
-
-def render_error(error: BaseException, what: str = "") -> str:
+def render_error(error: BaseException, what: str = "", sentence: str = "") -> str:
     """Return an error in words, with the traceback folded away.
 
     Args:
         error: What was raised; the cause of a RunError is shown in its place where it says more.
         what: What was being done, e.g. ``"The estimate failed"``.
+        sentence: What to say in place of the exception's own text.
     """
     lead = f"<b>{escape(what)}.</b> " if what else ""
     if isinstance(error, RecipeError):
         items = "".join(f"<li>{escape(str(problem))}</li>" for problem in error.problems)
         return f'<div class="wb-alert" role="alert">{lead}<ul>{items}</ul></div>'
-    text = describe_error(error)
+    text = sentence or describe_error(error)
     return f'<div class="wb-alert" role="alert">{lead}<span>{escape(text)}</span>{_fold_traceback(error)}</div>'
 
 

@@ -55,15 +55,14 @@ def render_run_facts(figures: Figures) -> str:
     return f'<dl class="wb-facts wb-run-facts">{shown}</dl>' if shown else ""
 
 
-def render_result(state: str, position: str, loss: float | None, run_dir: Path) -> str:
+def render_result(state: str, position: str, loss: float | None, run_dir: Path, result_dir: Path | None) -> str:
     """Return what is left of a run: where it is saved and how to open it again."""
-    saved = [run_dir / name for name in ("adapter", "model") if (run_dir / name).is_dir()]
     tail = f", loss {format_value(loss)}" if loss is not None else ""
     kind = "bad" if state == "failed" else "good"
-    if saved:
-        what = f"Saved in <code>{escape(str(saved[0]))}</code>. "
+    if result_dir is not None:
+        what = f"Saved in <code>{escape(str(result_dir))}</code>. "
     elif state == "failed":
-        what = f"What was recorded is in <code>{escape(str(run_dir))}</code>. "
+        what = f"What was recorded until then is in <code>{escape(str(run_dir))}</code>. "
     else:
         what = ""
     label = STATE_LABELS.get(state, state)
