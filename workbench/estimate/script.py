@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,9 +22,8 @@ class Script:
     Attributes:
         name: Tells two scripts apart where traces are cached.
         forward: Computes ``(loss, outputs)`` from ``(recipe, model, batch)`` in place of ``compute_loss``.
-        keeps_outputs: How long the second value of ``forward`` stays referenced: not beyond the forward pass, through
-            backward and the optimizer (``"step"``: a local variable of a loop's function), or until the next forward
-            pass has made new ones (``"next"``: a variable of the loop itself).
+        keeps_outputs: Whether the second value of ``forward`` stays referenced through backward and the optimizer
+            step, as a variable of a plain loop does. Our trainer drops it when the loss is known.
         adapt: Changes the model after ``build_model``, on the meta device.
         around: A context the whole trace runs in, e.g. one that puts fused functions in place of a module's.
         sdpa_kernel: Pins ``scaled_dot_product_attention`` to ``"flash"``, ``"efficient"`` or ``"math"``.
@@ -33,12 +32,12 @@ class Script:
         >>> def forward(recipe, model, batch):
         ...     outputs = model(**batch)
         ...     return outputs.loss, outputs
-        >>> loop = Script("my loop", forward, keeps_outputs="next")
+        >>> loop = Script("my loop", forward, keeps_outputs=True)
     """
 
     name: str = ""
     forward: Forward | None = None
-    keeps_outputs: Literal["no", "step", "next"] = "no"
+    keeps_outputs: bool = False
     adapt: Callable[[nn.Module], nn.Module] | None = None
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     sdpa_kernel: str | None = None
