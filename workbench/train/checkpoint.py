@@ -64,7 +64,7 @@ def random_state() -> dict[str, Any]:
         "numpy": np.random.get_state(),
         "cpu": torch.random.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         state["cuda"] = torch.cuda.random.get_rng_state()
     return state
 

@@ -46,6 +46,7 @@ class Engine(Trainer):
             control: Pause and stop.
             publisher: Observers and meters.
         """
+        self.control: Any
         self._run = run
         self._folder = folder
         self._wishes = control

@@ -188,9 +188,9 @@ def summarise_run(path: str | Path) -> RunSummary:
     folder = Path(path)
     try:
         recipe = Recipe.from_yaml(folder / RECIPE)
-        model, data, method = recipe.model.name_or_path, recipe.data.name_or_path, recipe.adapter.method
+        names = (recipe.model.name_or_path, recipe.data.name_or_path, str(recipe.adapter.method))
     except RecipeError:
-        model = data = method = "?"
+        names = ("?", "?", "?")
     rows = _tail(folder / METRICS)
     steps = [row for row in rows if "step" in row]
     return RunSummary(
@@ -200,9 +200,9 @@ def summarise_run(path: str | Path) -> RunSummary:
         num_steps_done=int(steps[-1]["step"]) if steps else 0,
         loss=_newest(rows, "loss"),
         eval_loss=_newest(rows, "eval_loss"),
-        model=model,
-        data=data,
-        method=method,
+        model=names[0],
+        data=names[1],
+        method=names[2],
         num_bytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
         started_s=(folder / RECIPE).stat().st_mtime,
         num_checkpoints=len(list_checkpoints(folder)),

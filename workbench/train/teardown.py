@@ -38,7 +38,8 @@ def collect_memory() -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
+        # Without a context this does nothing.
         torch.cuda.empty_cache()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
