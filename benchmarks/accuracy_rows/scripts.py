@@ -1,0 +1,181 @@
+"""The training scripts behind the published rows, as far as they differ from our trainer in what they keep alive."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workbench.estimate.script import Script
+from workbench.recipe import Recipe
+
+from . import kernels
+from .row import Row
+
+
+def _own_loss(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+    """``out = model(**batch)``, as a plain loop writes it."""
+    outputs = model(**batch)
+    return outputs.loss, outputs
+
+
+def _shifted_loss(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+    """transformers up to 4.48: float32 logits, then a shifted copy of them.
+
+    Source:
+        ForCausalLMLoss of transformers 4.48, and the forward methods before 4.45.
+    """
+    logits = model(**_inputs(batch)).logits
+    upcast = logits.float()
+    shifted = upcast[..., :-1, :].contiguous()
+    labels = batch["labels"][..., 1:].contiguous().view(-1)
+    return functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), labels), None
+
+
+def _fused_shifted_loss(
+    recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor], *, frees_logits: bool
+) -> tuple[Tensor, Any]:
+    """The same with the Triton cross entropy, which writes its gradient over the shifted copy.
+
+    ``frees_logits``: before transformers 4.46 the forward method itself wrote ``logits = logits.float()``.
+    """
+    logits = model(**_inputs(batch)).logits
+    upcast = logits.float()
+    if frees_logits:
+        del logits
+    shifted = upcast[..., :-1, :].contiguous()
+    return kernels.fused_cross_entropy(shifted.view(-1, shifted.shape[-1])), None
+
+
+def _liger_loss(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+    """Liger's fused head and loss over the hidden states."""
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    hidden = causal.model(**_inputs(batch), use_cache=False).last_hidden_state
+    hidden = hidden[..., :-1, :].contiguous()
+    return kernels.fused_head_loss(hidden.view(-1, hidden.shape[-1]), causal.lm_head.weight), None
+
+
+def _chunked_head_loss(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+    """LitGPT with ``lm_head_chunk_size=128``: the head and the cross entropy in chunks, all of them kept for backward.
+
+    Source:
+        litgpt/finetune/lora.py and ``chunked_cross_entropy`` in litgpt/utils.py.
+    """
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    hidden = causal.base_model(**_inputs(batch), use_cache=False).last_hidden_state
+    head = causal.get_output_embeddings()
+    logits = [_capped(causal, head(piece)) for piece in hidden.split(128, dim=1)]
+    logits[-1] = logits[-1][..., :-1, :]
+    labels = batch["labels"][..., 1:]
+    pieces = labels.split(128, dim=1)
+    losses = [
+        functional.cross_entropy(part.reshape(-1, part.shape[-1]), label.reshape(-1), reduction="none")
+        for part, label in zip(logits, pieces, strict=True)
+    ]
+    return torch.cat(losses).sum() / labels.numel(), logits
+
+
+def _chunked_cross_entropy(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+    """LitGPT's full fine-tuning: logits of all tokens, their cross entropy in chunks of 128."""
+    logits = model(**_inputs(batch)).logits[..., :-1, :]
+    logits = logits.reshape(-1, logits.shape[-1])
+    labels = batch["labels"][..., 1:].reshape(-1)
+    losses = [
+        functional.cross_entropy(part, label, reduction="none")
+        for part, label in zip(logits.split(128), labels.split(128), strict=True)
+    ]
+    return torch.cat(losses).sum() / labels.numel(), logits
+
+
+def _classify(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+    """BERT with two labels; the page passes neither mask nor token types."""
+    labels = torch.empty(batch["input_ids"].shape[0], dtype=torch.long, device="meta")
+    outputs = model(input_ids=batch["input_ids"], labels=labels)
+    return outputs.loss, outputs
+
+
+def _capped(causal: Any, logits: Tensor) -> Tensor:
+    cap = getattr(causal.config, "final_logit_softcapping", None)
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def _inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def _require_input_grads(model: nn.Module) -> nn.Module:
+    model.enable_input_require_grads()  # type: ignore[operator]
+    return model
+
+
+def _as_classifier(model: nn.Module) -> nn.Module:
+    from transformers import BertForSequenceClassification
+
+    config: Any = copy.deepcopy(model.config)
+    config.num_labels, config.is_decoder = 2, False
+    with torch.device("meta"):
+        classifier: nn.Module = BertForSequenceClassification(config)
+    if getattr(model, "is_gradient_checkpointing", False):
+        classifier.gradient_checkpointing_enable(  # type: ignore[operator]
+            gradient_checkpointing_kwargs={"use_reentrant": True}
+        )
+    return classifier.train()
+
+
+FITCHECK = Script("fitcheck", _own_loss, True, _require_input_grads)
+FITCHECK_SDPA = Script("fitcheck sdpa", _own_loss, True, _require_input_grads, sdpa_kernel="efficient")
+PLAIN = Script("plain loop", _own_loss, True)
+OLD_TRAINER = Script("transformers before 4.48", _shifted_loss)
+_BERT = Script("bert classifier", _classify, adapt=_as_classifier)
+
+
+def bert(row: Row) -> Script:
+    """Return the script of the BERT page."""
+    return _BERT
+
+
+@functools.cache
+def _fms(is_fused: bool, is_liger: bool, is_gptq: bool, frees_logits: bool) -> Script:
+    name = f"fms fused={is_fused} liger={is_liger} gptq={is_gptq} frees={frees_logits}"
+
+    def adapt(model: nn.Module) -> nn.Module:
+        if is_gptq:
+            kernels.quantize_gptq(model)
+        if is_fused:
+            kernels.fuse_norms(model)
+        return model
+
+    if is_liger:
+        forward: Any = _liger_loss
+    elif is_fused:
+        forward = functools.partial(_fused_shifted_loss, frees_logits=frees_logits)
+    else:
+        forward = _shifted_loss
+    if not is_fused:
+        return Script(name, forward, adapt=adapt)
+    return Script(name, forward, adapt=adapt, around=kernels.fused_rotary)
+
+
+def fms(row: Row, *, is_fused: bool, is_liger: bool, is_gptq: bool) -> Script:
+    """Return the script of an fms-acceleration row."""
+    return _fms(is_fused, is_liger, is_gptq, "transformers 4.45" in (row["versions"] or ""))
+
+
+def litgpt(row: Row) -> Script:
+    """Return the script of a LitGPT row: its head is untied and, with an adapter, computed in chunks."""
+    forward = _chunked_head_loss if row["method"] != "full" else _chunked_cross_entropy
+    return Script(f"litgpt {row['method']}", forward, True, _untie)
+
+
+def _untie(model: nn.Module) -> nn.Module:
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    head, embedding = causal.get_output_embeddings(), causal.get_input_embeddings()
+    head = getattr(head, "base_layer", head)
+    if head.weight is embedding.weight:
+        head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=head.weight.requires_grad)
+    return model
