@@ -28,7 +28,7 @@ class CpuMeter:
     """
 
     def __init__(self) -> None:
-        self._read = _heap_reader() or resident_bytes
+        self._read = heap_reader() or resident_bytes
         self.counter = "heap bytes in use" if self._read is not resident_bytes else "resident bytes"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -153,7 +153,8 @@ class _MallInfo(ctypes.Structure):
     )
 
 
-def _heap_reader() -> Callable[[], int] | None:
+def heap_reader() -> Callable[[], int] | None:
+    """Return a function that reads the bytes in use in the heap, or None where the C library has no mallinfo2."""
     try:
         function = ctypes.CDLL("libc.so.6").mallinfo2
     except (OSError, AttributeError):
