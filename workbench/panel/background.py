@@ -151,6 +151,10 @@ class Background:
                 job.on_progress(step)
 
         try:
+            # Whole first: while another thread is still importing it, ``from transformers import X`` looks into the
+            # module object that is about to be replaced by a lazy one, and fails.
+            import transformers  # noqa: F401
+
             return Outcome(value=job.work(progress, job.cancel))
         except Cancelled:
             return Outcome(was_cancelled=True)

@@ -275,7 +275,7 @@ class View {
     };
   }
   hover(step) { this.step = step === null ? null : Math.round(step); this.ask(); }
-  emptyText() { return LIVE.has(this.model.get("state")) ? "waiting for the first step" : "no run yet"; }
+  emptyText() { return LIVE.has(this.model.get("state")) ? "waiting for the first step" : "no steps"; }
   check() {
     const live = LIVE.has(this.model.get("state")), since = performance.now() - this.store.seen;
     const stale = live && since > STALE_MS;
@@ -303,8 +303,10 @@ export default () => {
       };
       const rebuild = () => { for (const view of views) view.build(); };
       model.on("msg:custom", receive);
+      const redraw = () => { for (const view of views) view.ask(); };
       model.on("change:lines", rebuild);
-      return () => { model.off("msg:custom", receive); model.off("change:lines", rebuild); };
+      model.on("change:state", redraw);
+      return () => { model.off("msg:custom", receive); model.off("change:lines", rebuild); model.off("change:state", redraw); };
     },
     render({ model, el }) {
       const view = new View(model, store, el);

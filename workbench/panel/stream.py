@@ -164,6 +164,7 @@ class StreamPlot(anywidget.AnyWidget):
         self._history: Rows | None = None
         self._run = ""
         self._sent = 0
+        self._last_step = math.nan
         self._flush_lock = threading.Lock()
         super().__init__(plots=[dict(plot) for plot in PLOTS])
         self.on_msg(self._asked)
@@ -171,7 +172,7 @@ class StreamPlot(anywidget.AnyWidget):
     def attach(self, history: Rows | None, run: str) -> None:
         """Show another run from its first row on."""
         with self._flush_lock:
-            self._history, self._run, self._sent = history, run, 0
+            self._history, self._run = history, run
         self.send_snapshot()
 
     def set_level(self, plot: str, label: str, value: float | None) -> None:
@@ -185,20 +186,22 @@ class StreamPlot(anywidget.AnyWidget):
         """Send everything new as one message; return how many rows. Without news only a heartbeat is sent."""
         with self._flush_lock:
             history = self._history
-            count = len(history) - self._sent if history is not None else 0
-            if history is None or (count <= 0 and not heartbeat):
+            if history is None:
                 return 0
-            header, data = pack_rows(history, self._run, self._sent, max(count, 0))
-            self._sent += max(count, 0)
-            self.send(header, buffers=[data])
-            return max(count, 0)
+            count = len(history) - self._sent
+            if count < 0 or self._was_rewritten(history):
+                self._send_snapshot()
+                return 0
+            if count or heartbeat:
+                header, data = pack_rows(history, self._run, self._sent, count)
+                self.send(header, buffers=[data])
+                self._remember(self._sent + count)
+            return count
 
     def send_snapshot(self) -> None:
         """Send the whole history, thinned, to every page."""
         with self._flush_lock:
-            header, data = pack_snapshot(self._history, self._run)
-            self._sent = header["rows"]
-            self.send(header, buffers=[data])
+            self._send_snapshot()
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
         """Fill the snapshot only when a page asks for everything."""
@@ -208,6 +211,21 @@ class StreamPlot(anywidget.AnyWidget):
             text = json.dumps(header).encode()
             state["snapshot"] = struct.pack("<I", len(text)) + text + data
         return state
+
+    def _send_snapshot(self) -> None:
+        header, data = pack_snapshot(self._history, self._run)
+        self.send(header, buffers=[data])
+        self._remember(header["rows"])
+
+    def _remember(self, rows: int) -> None:
+        self._sent = rows
+        self._last_step = (
+            float(self._history.column("step")[rows - 1]) if self._history is not None and rows else math.nan
+        )
+
+    def _was_rewritten(self, history: Rows) -> bool:
+        """A resumed run repeats the steps after its checkpoint: rows that were sent are then other ones."""
+        return self._sent > 0 and float(history.column("step")[self._sent - 1]) != self._last_step
 
     def _asked(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if isinstance(content, dict) and content.get("kind") == "resync":

@@ -269,6 +269,10 @@ class Session:
         """Run from the first stage to the saved result; return the final state."""
         import torch
 
+        # Whole first: while another thread (an estimate) is still importing it, ``from transformers import X`` looks
+        # into the module object that is about to be replaced by a lazy one, and fails.
+        import transformers  # noqa: F401
+
         from .arguments import training_arguments
         from .build import build_run
         from .engine import Engine
