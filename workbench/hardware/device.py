@@ -191,20 +191,29 @@ def _from_row(row: dict[str, Any]) -> Device:
     )
 
 
-def context_bytes(local_memory_pool_mib: float) -> int:
-    """Return the estimated CUDA context with lazily loaded kernels, in bytes.
+# What the driver takes for a process before any kernel runs grows with the threads that can be resident: two readings of
+# mem_get_info under torch 2.10 give the line. Tesla T4 (40 MiB of 1 KiB stacks): 104.875 MiB, fitcheck-llm 0.3.1,
+# data/measurements/final-t4-20260921.json; RTX 6000 Ada (213 MiB): 426 MiB, unslothai/unsloth-zoo#1053. A Titan V
+# (160 MiB) under bare CUDA, 319 MiB in pytorch/pytorch#28394, lies within 3 % of it.
+_CONTEXT_BASE_MIB = 30.6
+_CONTEXT_PER_STACK_MIB = 1.856
+# Kernels that a training loop of attention, matrix products, AdamW and bitsandbytes loads on the way: 140.875 MiB at the
+# peak of every T4 row of the same files, under torch 2.10 and 2.14.
+_LOADED_KERNELS_MIB = 36.0
 
-    The stack pool grows with the chip (1 KiB for each resident thread of each SM); the rest is the bare context and
-    the kernels that a fine-tuning step loads.
+
+def context_bytes(local_memory_pool_mib: float) -> int:
+    """Return what a process takes on an NVIDIA GPU outside torch's allocator, in bytes, with lazily loaded kernels.
 
     Args:
         local_memory_pool_mib: SMs x resident threads x 1 KiB, in MiB, from the device table.
 
     Source:
-        pytorch/pytorch#86509 (287 MB with lazy loading). Figures differ by driver, so the estimate's interval
-        carries an uncertainty of half of this.
+        Readings named beside the constants. CUDA before 11.7 (torch before 1.13) loaded every kernel at once, about
+        1 GiB more (pytorch/pytorch#107667).
     """
-    return round((250 + local_memory_pool_mib) * MIB)
+    mib = _CONTEXT_BASE_MIB + _CONTEXT_PER_STACK_MIB * local_memory_pool_mib + _LOADED_KERNELS_MIB
+    return round(mib * MIB)
 
 
 def _replace_capacity(device: Device, capacity_bytes: int) -> Device:

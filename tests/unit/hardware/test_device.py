@@ -5,7 +5,7 @@ import pytest
 from workbench.errors import DeviceError
 from workbench.hardware import device_names, find_device, target_device
 from workbench.recipe import Recipe
-from workbench.units import GIB
+from workbench.units import GIB, MIB
 
 
 @pytest.mark.parametrize("name", ["Tesla T4", "t4", "NVIDIA T4", "tesla-t4"])
@@ -45,7 +45,7 @@ def test_every_row_is_plausible(name: str) -> None:
         assert device.compute_capability is not None
         # bfloat16 came with Ampere; before it the flag of torch is true by emulation.
         assert device.bf16_native == (device.compute_capability >= (8, 0))
-        assert 250 * 2**20 < device.context_bytes < GIB
+        assert 100 * MIB < device.context_bytes < GIB
     if device.price_per_hour_usd:
         assert 0.05 < device.price_per_hour_usd[0] <= device.price_per_hour_usd[1] < 30
 
@@ -56,3 +56,7 @@ def test_the_target_is_the_argument_then_the_recipe_then_this_machine() -> None:
     assert target_device(recipe).name == "Tesla T4"
     assert target_device(recipe, "cpu").kind == "cpu"
     assert not target_device(Recipe().with_changes({"hardware.device": "cpu"})).is_emulated
+
+
+def test_the_context_of_a_t4_is_what_was_read_at_the_peak_of_training_runs() -> None:
+    assert find_device("Tesla T4").context_bytes == pytest.approx(140.875 * MIB, rel=0.01)
