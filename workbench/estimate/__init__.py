@@ -1,0 +1,57 @@
+"""Predict a run: trace it on meta tensors, unroll its layers, replay the allocator, time its operators.
+
+Names load on first use: the nouns of ``estimate.py`` are plain data and must not cost the import of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .estimate import (
+    VERDICT_TEXTS,
+    BatchShape,
+    Estimate,
+    MemoryEstimate,
+    PeakHolder,
+    TimeEstimate,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from .allocator import CachingAllocator
+    from .recorder import StorageRecorder
+    from .run import clear_caches, estimate_run
+    from .shape import full_shape, shape_of_data
+
+_HOMES = {
+    "CachingAllocator": "allocator",
+    "StorageRecorder": "recorder",
+    "clear_caches": "run",
+    "estimate_run": "run",
+    "full_shape": "shape",
+    "shape_of_data": "shape",
+}
+
+__all__ = [
+    "VERDICT_TEXTS",
+    "BatchShape",
+    "CachingAllocator",
+    "Estimate",
+    "MemoryEstimate",
+    "PeakHolder",
+    "StorageRecorder",
+    "TimeEstimate",
+    "Verdict",
+    "clear_caches",
+    "estimate_run",
+    "full_shape",
+    "shape_of_data",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{home}", __name__), name)

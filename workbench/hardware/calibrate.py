@@ -73,7 +73,10 @@ def _measure(name: str, kind: str, progress: ProgressCallback | None, cancel: Ca
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     if kind == "cuda":
         dtypes["float16"] = torch.float16
-    probes: list[tuple[str, Callable[[], float]]] = [("bandwidth", lambda: _bandwidth(kind)), ("launch", lambda: _launch(kind))]
+    probes: list[tuple[str, Callable[[], float]]] = [
+        ("bandwidth", lambda: _bandwidth(kind)),
+        ("launch", lambda: _launch(kind)),
+    ]
     for dtype_name, dtype in dtypes.items():
         for size, shape in GEMM_SHAPES.items():
             probes.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_rate, kind, dtype, shape)))
@@ -137,9 +140,7 @@ def best_time(work: Callable[[], object], kind: str, seconds: float = SECONDS_PE
     return max(best, 1e-9)
 
 
-def _gemm_rate(
-    kind: str, dtype: torch.dtype, shape: tuple[int, int, int], seconds: float = SECONDS_PER_PROBE
-) -> float:
+def _gemm_rate(kind: str, dtype: torch.dtype, shape: tuple[int, int, int], seconds: float = SECONDS_PER_PROBE) -> float:
     import torch
 
     rows, inner, columns = shape

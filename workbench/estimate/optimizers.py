@@ -1,0 +1,95 @@
+"""Clipping and optimizer steps on meta gradients, by the code path the target device takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..components.optimizer import BITSANDBYTES_OPTIMIZERS
+from ..recipe import Recipe
+
+if TYPE_CHECKING:
+    from .recorder import StorageRecorder
+
+# bitsandbytes keeps the state of larger tensors in memory that the driver moves between host and device.
+# Source: get_state_buffer, bitsandbytes/optim/optimizer.py.
+PAGED_FROM_ELEMENTS = 100_000
+
+
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float, *, on_cuda: bool) -> None:
+    """Scale gradients down to ``max_norm`` as ``torch.nn.utils.clip_grad_norm_`` does; 0 leaves them alone.
+
+    On CUDA torch takes its foreach path, which it refuses to take for meta tensors, so its operators are called here.
+
+    Source:
+        ``_get_total_norm``, ``_clip_grads_with_norm_``, torch/nn/utils/clip_grad.py.
+    """
+    if not max_norm or not parameters:
+        return
+    if not on_cuda:
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+    with torch.no_grad():
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for grad in grads:
+            by_dtype.setdefault(grad.dtype, []).append(grad)
+        norms: list[Tensor] = []
+        for group in by_dtype.values():
+            norms.extend(torch._foreach_norm(group, 2.0))
+        total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in norms]), 2.0)
+        del norms
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for group in by_dtype.values():
+            torch._foreach_mul_(group, factor)
+
+
+def step_optimizer(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, recorder: StorageRecorder, *, on_cuda: bool
+) -> None:
+    """Run one optimizer step; bitsandbytes makes its state by its own rules and updates it in place.
+
+    Source:
+        ``Optimizer2State.init_state`` and ``get_state_buffer``, bitsandbytes/optim/optimizer.py.
+    """
+    if recipe.training.optim not in BITSANDBYTES_OPTIMIZERS:
+        optimizer.step()
+        return
+    bnb_optimizer: Any = optimizer
+    if not bnb_optimizer.name2qmap:
+        # The tables are computed from values, on the CPU.
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            bnb_optimizer.fill_qmap()
+    pages = bnb_optimizer.is_paged and on_cuda
+    for group_index, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            if parameter.grad is None or optimizer.state[parameter]:
+                continue
+            if pages and parameter.numel() >= PAGED_FROM_ELEMENTS:
+                _init_paged(bnb_optimizer, parameter)
+                continue
+            bnb_optimizer.is_paged = False
+            try:
+                bnb_optimizer.init_state(group, parameter, group_index, index)
+            finally:
+                bnb_optimizer.is_paged = pages
+
+
+def _init_paged(optimizer: Any, parameter: nn.Parameter) -> None:
+    """Make what a paged state keeps on the device: block scales and tables. The states themselves are on the host."""
+    state = optimizer.state[parameter]
+    state["step"] = 0
+    blocks = -(-parameter.numel() // 256)
+    for number, table in ((1, "dynamic"), (2, "udynamic")):
+        optimizer.name2qmap[table] = optimizer.name2qmap[table].to(parameter.device)
+        state[f"absmax{number}"] = torch.zeros((blocks,), dtype=torch.float32, device=parameter.device)
+
+
+def paged_host_bytes(recipe: Recipe, trainable_elements: list[int]) -> int:
+    """Return the bytes of paged optimizer state: 8 bits for each of two moments of large tensors."""
+    if recipe.training.optim != "paged_adamw_8bit":
+        return 0
+    return sum(2 * count for count in trainable_elements if count >= PAGED_FROM_ELEMENTS)

@@ -1,0 +1,129 @@
+"""bitsandbytes on meta tensors: the state beside a packed weight, outlier columns, and what kernels take for a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..recipe import Recipe
+
+# Elements of a weight that share one scale, and of scales that share one with double quantization.
+# Source: quantize_4bit, bitsandbytes/functional.py.
+BLOCK_4BIT = 64
+BLOCK_NESTED = 256
+# Share of the columns that LLM.int8() multiplies in 16 bits. It depends on the weights; the paper (arXiv:2208.07339,
+# section 3) finds 0.1 % of the features.
+OUTLIER_FRACTION = 0.001
+
+
+def add_quant_states(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> None:
+    """Give every packed meta weight of ``model`` the state that quantizing a real one makes.
+
+    Args:
+        model: From ``build_model(place="meta")``.
+        recipe: The settings.
+        dtype: Dtype the weights had before they were packed.
+    """
+    if not recipe.quantization.bits:
+        return
+    import bitsandbytes
+    from bitsandbytes.functional import QuantState
+
+    for module in model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            weight: Any = module.weight
+            if getattr(weight, "quant_state", None) is None:
+                shape = torch.Size((module.out_features, module.in_features))
+                weight.quant_state = _quant_state(QuantState, shape, dtype, recipe)
+                module.quant_state = weight.quant_state
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            weight = module.weight
+            if module.state.CB is None:
+                module.state.CB = weight.data
+                module.state.SCB = torch.empty(module.out_features, dtype=torch.float32, device="meta")
+                weight.CB = weight.SCB = None
+        if isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            module.state.is_training = True
+
+
+def _quant_state(kind: Any, shape: torch.Size, dtype: torch.dtype, recipe: Recipe) -> Any:
+    blocks = -(-shape.numel() // BLOCK_4BIT)
+    code = torch.empty(16, dtype=torch.float32, device="meta")
+    if not recipe.quantization.bnb_4bit_use_double_quant:
+        absmax = torch.empty(blocks, dtype=torch.float32, device="meta")
+        return kind(
+            absmax=absmax, shape=shape, code=code, blocksize=BLOCK_4BIT, dtype=dtype,
+            quant_type=recipe.quantization.bnb_4bit_quant_type,
+        )  # fmt: skip
+    inner = kind(
+        absmax=torch.empty(-(-blocks // BLOCK_NESTED), dtype=torch.float32, device="meta"),
+        code=torch.empty(256, dtype=torch.float32, device="meta"),
+        blocksize=BLOCK_NESTED,
+        dtype=torch.float32,
+    )
+    return kind(
+        absmax=torch.empty(blocks, dtype=torch.uint8, device="meta"),
+        shape=shape,
+        code=code,
+        blocksize=BLOCK_4BIT,
+        dtype=dtype,
+        quant_type=recipe.quantization.bnb_4bit_quant_type,
+        offset=torch.empty((), dtype=torch.float32, device="meta"),
+        state2=inner,
+    )
+
+
+def quant_parts(parameter: nn.Parameter, module: nn.Module) -> list[Tensor]:
+    """Return the tensors beside a quantized weight: block scales, code tables, nested scales, row scales."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        scales = getattr(getattr(module, "state", None), "SCB", None)
+        return [scales] if isinstance(scales, Tensor) else []
+    parts = [state.absmax, state.code]
+    if state.nested:
+        parts += [state.offset, state.state2.absmax, state.state2.code]
+    return parts
+
+
+def stand_in(func: Any, args: Any) -> Any:
+    """Return the result of a bitsandbytes operator whose shape depends on values, or None for other operators."""
+    if func._schema.name != "bitsandbytes::int8_vectorwise_quant":
+        return None
+    source, threshold = args[0], args[1] if len(args) > 1 else 0.0
+    packed = torch.empty(source.shape, dtype=torch.int8, device="meta")
+    rows = torch.empty(source.numel() // source.shape[-1], dtype=torch.float32, device="meta")
+    columns = None
+    if threshold:
+        count = max(1, round(source.shape[-1] * OUTLIER_FRACTION))
+        columns = torch.empty(count, dtype=torch.int64, device="meta")
+    return packed, rows, columns
+
+
+def transient_bytes(func: Any, args: Any, kwargs: Any, capability: tuple[int, int] | None) -> list[int]:
+    """Return memory that a bitsandbytes kernel takes and gives back before it returns, in the order it is taken.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        capability: Compute capability of a CUDA target; None on a CPU, where the reference code runs.
+
+    Source:
+        ``_dequant_linear_fallback`` and ``_gemm_4bit_use_custom_cuda``, bitsandbytes/backends/cuda/ops.py 0.50: up to
+        1536 rows a fused kernel may run on some cards, which saves this buffer; the larger case is taken here.
+    """
+    name = func._schema.name
+    if name == "bitsandbytes::gemm_4bit":
+        source, _, shape = args[:3]
+        sizes = [shape[0] * shape[1] * source.itemsize]
+        nested = kwargs.get("absmax_8bit")
+        if nested is not None:
+            sizes = [4 * nested.numel(), 4 * nested.numel(), *sizes]
+        return sizes
+    if name in ("bitsandbytes::int8_scaled_mm", "bitsandbytes::int8_mixed_scaled_mm"):
+        left = args[0]
+        columns = (args[1] if name.endswith("int8_scaled_mm") and "mixed" not in name else args[2]).shape[0]
+        return [4 * (left.numel() // left.shape[-1]) * columns]  # the int32 product before it is scaled
+    return []

@@ -1,0 +1,358 @@
+"""StorageRecorder: births and deaths of storages, meta or real, with phase, module and operator.
+
+Costs are what count here: a trace of two training steps runs thousands of operators. Each operator pays one dictionary
+look-up for its kind, views and in-place operators pay nothing more, and no Python stack is walked.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .tape import NO_LAYER, Tape, Work, layer_of
+from .work import describe_work
+
+# Kinds of operators.
+_SILENT, _SINGLE, _MANY, _ALIAS = 0, 1, 2, 3
+
+_KINDS: dict[Any, int] = {}
+
+# AccumulateGrad nodes have this sequence number; they run as soon as their gradient exists.
+_NO_SEQUENCE = 2**64 - 1
+
+
+class _Birth(weakref.ref):  # type: ignore[type-arg]  # subclass only adds a slot
+    """A weak reference to a storage that knows its token."""
+
+    __slots__ = ("key", "token")
+
+
+def operator_kind(func: Any) -> int:
+    """Return whether an operator makes no storage, one, several, or hands on its argument's (which may be new)."""
+    kind = _KINDS.get(func)
+    if kind is None:
+        returns = func._schema.returns
+        name = func._schema.name
+        if name in ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::set_", "aten::resize_", "aten::lift"):
+            kind = _ALIAS
+        elif not returns or all(value.alias_info is not None for value in returns):
+            kind = _SILENT
+        elif len(returns) == 1 and str(returns[0].type) == "Tensor":
+            kind = _SINGLE
+        else:
+            kind = _MANY
+        _KINDS[func] = kind
+    return kind
+
+
+class StorageRecorder(TorchDispatchMode):
+    """Records every storage that operators make while it is entered.
+
+    Args:
+        model: Its module paths label the events; None labels nothing.
+        device_type: Record only storages on this device: ``"meta"`` for a trace, ``"cpu"`` or ``"cuda"`` for a run.
+        with_work: Also record what operators do, for the time estimate.
+
+    Example:
+        >>> with StorageRecorder(model, "cpu") as recorder:
+        ...     recorder.begin_segment("first", "forward")
+        ...     loss = model(**batch).loss
+        >>> max_bytes = recorder.tape.sizes
+    """
+
+    def __init__(self, model: nn.Module | None = None, device_type: str = "cpu", *, with_work: bool = False) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self._device_type = device_type
+        self._with_work = with_work
+        self._live: dict[int, _Birth] = {}
+        self._operator_ids: dict[Any, int] = {}
+        self._phase = 0
+        self._module = 0
+        self._layer = NO_LAYER
+        self._in_backward = self._by_owner = self._phase_layers = False
+        self._stack: list[int] = []
+        self._switches: tuple[list[int], list[int]] = ([], [])
+        self._module_ids: dict[str, int] = {"": 0}
+        self._parameter_modules: dict[int, int] = {}
+        self._hooks: list[Any] = []
+        self._layer_lists: frozenset[str] = frozenset()
+        self.on_birth: Callable[[int], None] | None = None
+        self.on_death: Callable[[int], None] | None = None
+        if model is not None:
+            self._watch(model)
+
+    # -- where we are ------------------------------------------------------------------------------------------
+
+    def begin_segment(self, name: str, phase: str) -> None:
+        """Begin a named stretch of the tape."""
+        self.tape.marks.append((len(self.tape.events), name))
+        self.tape.work_marks.append((len(self.tape.work), name))
+        self.begin_phase(phase)
+
+    def begin_phase(self, phase: str) -> None:
+        """Say what the run is doing from here on: ``"forward"``, ``"backward"``, ``"optimizer"`` ..."""
+        names = self.tape.phase_names
+        if phase not in names:
+            names.append(phase)
+        self._set_phase(names.index(phase))
+        self._in_backward = phase == "backward"
+        self._phase_layers = phase in ("forward", "backward", "evaluation")
+        # Outside the model's code a storage belongs to the layer of the parameter it is made from.
+        self._by_owner = not self._phase_layers
+        self._module, self._layer = 0, NO_LAYER
+        self._stack.clear()
+        if phase in ("forward", "evaluation"):
+            self._switches = ([torch.autograd._get_sequence_nr()], [0])
+
+    def enter_recompute(self, module: int) -> tuple[int, int, int, list[int]]:
+        """Begin recomputing the forward pass of ``module`` inside backward; returns what ``leave_recompute`` takes."""
+        state = (self._phase, self._module, self._layer, self._stack)
+        self._in_backward = False
+        names = self.tape.phase_names
+        if "recompute" not in names:
+            names.append("recompute")
+        self._set_phase(names.index("recompute"))
+        self._stack = []
+        self._enter(module)
+        return state
+
+    def leave_recompute(self, state: tuple[int, int, int, list[int]]) -> None:
+        """Go back to what ``enter_recompute`` left; also when the recomputation stopped early by an exception."""
+        phase, self._module, self._layer, self._stack = state
+        self._set_phase(phase)
+        self._in_backward = True
+
+    def _set_phase(self, phase: int) -> None:
+        self._phase = phase
+        self.tape.phase_marks.append((len(self.tape.events), phase))
+
+    @property
+    def current_module(self) -> int:
+        """Index into ``tape.module_names`` of the module whose forward runs."""
+        return self._module
+
+    def _watch(self, model: nn.Module) -> None:
+        paths = {name: module for name, module in model.named_modules()}
+        self._layer_lists = frozenset(
+            name for name, module in paths.items() if isinstance(module, nn.ModuleList) and _is_layer_list(module)
+        )
+        for name, module in paths.items():
+            if not name:
+                continue
+            index = self._add_module(name)
+            for parameter in module.parameters(recurse=False):
+                self._parameter_modules[id(parameter)] = index
+            self._hooks.append(module.register_forward_pre_hook(self._make_enter(index)))
+            self._hooks.append(module.register_forward_hook(self._make_leave(index)))
+
+    def _add_module(self, name: str) -> int:
+        index = len(self.tape.module_names)
+        self.tape.module_names.append(name)
+        self.tape.module_layers.append(layer_of(name, self._layer_lists))
+        self._module_ids[name] = index
+        return index
+
+    def _make_enter(self, index: int) -> Callable[..., None]:
+        def enter(*_: Any) -> None:
+            self._stack.append(self._module)
+            self._enter(index)
+
+        return enter
+
+    def _make_leave(self, index: int) -> Callable[..., None]:
+        def leave(*_: Any) -> None:
+            if self._stack:
+                self._module = self._stack.pop()
+                self._mark_switch()
+
+        return leave
+
+    def _enter(self, index: int) -> None:
+        self._module = index
+        # The layer stays until a module outside it begins: between two layers the loop drops what the last one left.
+        self._layer = self.tape.module_layers[index]
+        self._mark_switch()
+
+    def _mark_switch(self) -> None:
+        numbers, modules = self._switches
+        numbers.append(torch.autograd._get_sequence_nr())
+        modules.append(self._module)
+
+    def _locate(self) -> None:
+        """In backward: find the module whose forward made the node that runs."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return
+        number = node._sequence_nr()
+        if number >= _NO_SEQUENCE:
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                self._module = self._parameter_modules.get(id(variable), self._module)
+            return
+        numbers, modules = self._switches
+        index = bisect.bisect_right(numbers, number) - 1
+        if index >= 0:
+            self._module = modules[index]
+            self._layer = self.tape.module_layers[self._module]
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def add_tensor(self, tensor: torch.Tensor, operator: str, module: str = "") -> None:
+        """Record a tensor that no operator made under this mode: a parameter, a buffer, an input."""
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._live or not storage.nbytes():
+                return
+            before = self._module
+            self._module = self._module_ids.get(module, 0)
+            self._bear(storage, self._operator_id(operator), storage.nbytes(), self.tape.module_layers[self._module])
+            self._module = before
+
+    def add_bytes(self, num_bytes: int, operator: str, module: str = "") -> int:
+        """Record memory that no tensor of the trace stands for; returns a token for ``end_bytes``."""
+        index = self._module_ids.get(module, 0)
+        before, self._module = self._module, index
+        token = self._note(num_bytes, self._operator_id(operator), self.tape.module_layers[index])
+        self._module = before
+        return token
+
+    def end_bytes(self, token: int) -> None:
+        """End what ``add_bytes`` began."""
+        self._die(token)
+
+    def add_attention(self, flops: int, num_bytes: int, dtype: str, is_backward: bool) -> None:
+        """Record what a fused attention kernel does; backward computes the scores again: 2.5 times the products."""
+        factor = 2.5 if is_backward else 1.0
+        name = "attention_backward" if is_backward else "attention"
+        work = Work(name, (), dtype, round(factor * flops), round(2 * factor * num_bytes), self._layer, self._phase)
+        self.tape.work.append(work)
+
+    def add_transients(self, sizes: list[int], func: Any) -> None:
+        """Record memory that an operator's kernel takes, piece by piece, and gives back before it returns."""
+        if sizes:
+            operator = self._operator_id(str(func._schema.name).replace("::", "."))
+            tokens = [self._note(num_bytes, operator, self._layer) for num_bytes in sizes if num_bytes]
+            for token in tokens:
+                self._die(token)
+
+    def token_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the token of a tensor's storage, or None where it was never recorded."""
+        with torch._C.DisableTorchFunction():
+            birth = self._live.get(tensor.untyped_storage()._cdata)
+        return None if birth is None else birth.token
+
+    def close(self) -> None:
+        """Take the hooks off the model and stop watching storages."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._live.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = _KINDS.get(func)
+        if kind is None:
+            kind = operator_kind(func)
+        # Function modes stay active in operators that autograd calls; here they would only cost time.
+        with torch._C.DisableTorchFunction():
+            if self._in_backward and kind != _SILENT:
+                self._locate()
+            result = self._execute(func, args, kwargs or {}, kind)
+            if kind == _SINGLE:
+                if result.device.type == self._device_type:
+                    self._bear_tensor(result, func, self._owner(args[0]) if self._by_owner and args else self._layer)
+            elif kind != _SILENT:
+                self._bear_many(result, func, args)
+            if self._with_work:
+                work = describe_work(func, args, result, self._layer, self._phase)
+                if work is not None:
+                    self.tape.work.append(work)
+        return result
+
+    def _execute(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
+        return func(*args, **kwargs)
+
+    def _owner(self, source: Any) -> int:
+        """Return the layer of the storage behind ``source``, where that is a recorded tensor."""
+        if isinstance(source, torch.Tensor):
+            birth = self._live.get(source.untyped_storage()._cdata)
+            if birth is not None:
+                return self.tape.layers[birth.token]
+        return self._layer
+
+    def _bear_many(self, result: Any, func: Any, args: Any) -> None:
+        items = result if isinstance(result, (tuple, list)) else (result,)
+        sources = args[0] if args and isinstance(args[0], (tuple, list)) else ()
+        is_paired = self._by_owner and len(sources) == len(items)
+        for index, item in enumerate(items):
+            if isinstance(item, torch.Tensor):
+                if item.device.type == self._device_type:
+                    layer = self._owner(sources[index]) if is_paired else self._layer
+                    self._bear_tensor(item, func, layer)
+            elif isinstance(item, (tuple, list)):
+                self._bear_many(item, func, ())
+
+    def _bear_tensor(self, tensor: torch.Tensor, func: Any, layer: int) -> None:
+        storage = tensor.untyped_storage()
+        known = self._live.get(storage._cdata)
+        if known is not None and known() is storage:
+            return
+        num_bytes = storage.nbytes()
+        if num_bytes:
+            operator = self._operator_ids.get(func)
+            if operator is None:
+                operator = self._operator_id(str(func._schema.name).replace("::", "."))
+                self._operator_ids[func] = operator
+            self._bear(storage, operator, num_bytes, layer)
+
+    def _bear(self, storage: torch.UntypedStorage, operator: int, num_bytes: int, layer: int) -> int:
+        token = self._note(num_bytes, operator, layer)
+        birth = _Birth(storage, self._on_death)
+        birth.token, birth.key = token, storage._cdata
+        self._live[birth.key] = birth
+        return token
+
+    def _note(self, num_bytes: int, operator: int, layer: int) -> int:
+        tape = self.tape
+        token = len(tape.sizes)
+        tape.sizes.append(num_bytes)
+        tape.modules.append(self._module)
+        tape.operators.append(operator)
+        tape.layers.append(layer)
+        tape.phases.append(self._phase)
+        tape.events.append(token)
+        tape.event_layers.append(layer)
+        if self.on_birth is not None:
+            self.on_birth(token)
+        return token
+
+    def _operator_id(self, name: str) -> int:
+        names = self.tape.operator_names
+        index = self._operator_ids.get(name)
+        if index is None:
+            index = len(names)
+            names.append(name)
+            self._operator_ids[name] = index
+        return index
+
+    def _on_death(self, birth: _Birth) -> None:
+        if self._live.get(birth.key) is birth:
+            del self._live[birth.key]
+            self._die(birth.token)
+
+    def _die(self, token: int) -> None:
+        self.tape.events.append(~token)
+        self.tape.event_layers.append(self._layer if self._phase_layers else NO_LAYER)
+        if self.on_death is not None:
+            self.on_death(token)
+
+
+def _is_layer_list(modules: nn.ModuleList) -> bool:
+    """Whether a list holds repeated layers: at least one of its members has parameters below its own children."""
+    return len(modules) > 0 and any(True for child in modules[0].children())

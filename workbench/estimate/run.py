@@ -1,0 +1,325 @@
+"""estimate_run: a Recipe and a device in, an Estimate out."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..components.adapter import count_parameters
+from ..components.model import build_model, load_weight_dtype
+from ..components.source import find_source
+from ..errors import EstimateError, WorkbenchError
+from ..events import Cancel, Progress, ProgressCallback
+from ..hardware import Device, target_device
+from ..recipe import Recipe, require_valid
+from .assemble import line_up
+from .estimate import BatchShape, Estimate
+from .memory import estimate_memory, process_base_bytes
+from .optimizers import paged_host_bytes
+from .quantized import add_quant_states
+from .shape import full_shape
+from .structure import layer_period
+from .time import estimate_time
+from .trace import Trace, TraceShape, exclusive, trace_run
+from .unroll import TRACED_LAYERS, Life, NotUniformError, unroll, whole
+
+if TYPE_CHECKING:
+    from ..components.source import ModelSource
+
+MAX_MODELS = 12
+MAX_LIVES = 64
+
+# Fields that change neither the graph nor the storages.
+_IRRELEVANT = (
+    "data.name_or_path data.config_name data.split data.max_rows data.format data.messages_column data.prompt_column "
+    "data.completion_column data.text_column data.train_on data.padding data.max_length data.group_by_length "
+    "data.num_proc data.dataloader_num_workers adapter.lora_alpha training.per_device_train_batch_size "
+    "training.gradient_accumulation_steps training.learning_rate training.num_train_epochs training.max_steps "
+    "training.lr_scheduler_type training.warmup_steps training.adam_beta1 training.adam_beta2 training.adam_epsilon "
+    "training.tf32 training.seed training.logging_steps training.save_steps training.save_total_limit training.report_to "
+    "evaluation.split evaluation.max_rows evaluation.eval_steps evaluation.early_stopping_patience "
+    "evaluation.load_best_model_at_end evaluation.per_device_eval_batch_size hardware.device hardware.emulate "
+    "hardware.torch_version hardware.expandable_segments cost.price_per_hour_usd policies.on_nonfinite"
+).split()
+# Of the rest, those that change a trace but not the modules it runs.
+_TRACE_ONLY = (
+    "training.optim",
+    "training.max_grad_norm",
+    "training.loss_type",
+    "training.weight_decay",
+    "data.packing",
+)
+
+
+@dataclass
+class _Built:
+    """A model on the meta device.
+
+    Attributes:
+        model: With few layers or all.
+        num_layers: Layers of the whole model.
+        period: Layers after which kinds recur; 0 where the model is whole.
+        load_dtype: Dtype of its weights before they are packed or cast.
+    """
+
+    model: nn.Module
+    num_layers: int
+    period: int
+    load_dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Traced:
+    life: Life
+    num_parameters: int
+    num_trainable: int
+    trainable_elements: tuple[int, ...]
+
+
+_MODELS: OrderedDict[str, _Built] = OrderedDict()
+_PERIODS: OrderedDict[str, int | None] = OrderedDict()
+_LIVES: OrderedDict[str, _Traced] = OrderedDict()
+_CACHE = threading.Lock()
+
+
+def estimate_run(
+    recipe: Recipe,
+    device: Device | None = None,
+    *,
+    shape: BatchShape | None = None,
+    progress: ProgressCallback | None = None,
+    cancel: Cancel | None = None,
+) -> Estimate:
+    """Predict memory and step time of a run without running it.
+
+    Args:
+        recipe: The settings.
+        device: The target; None takes the Recipe's.
+        shape: Batches, from ``shape_of_data``; None assumes that every sample fills ``max_length``.
+        progress: Told about the stage ``"trace"``.
+        cancel: Looked at between segments of the trace.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        RecipeError: Settings contradict each other or the device.
+        ModelError: The model is unknown or cannot be built.
+        EstimateError: The run cannot be traced.
+        Cancelled: The user cancelled.
+
+    Example:
+        >>> from workbench import Recipe, estimate_run, find_device
+        >>> estimate = estimate_run(Recipe(), find_device("Tesla T4"))
+        >>> estimate.memory.verdict
+        'fits'
+    """
+    began = time.perf_counter()
+    target = device or target_device(recipe)
+    require_valid(recipe, target.facts(for_estimate=True))
+    batch = shape or full_shape(recipe)
+    process_base_bytes()
+    notes: list[str] = []
+    traceable = _traceable(recipe, batch, notes)
+    traced, was_cached = _traced(traceable, target, batch, progress, cancel)
+    schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps)
+    memory = estimate_memory(
+        schedule,
+        target,
+        torch_version=recipe.hardware.torch_version or torch.__version__,
+        expandable_segments=recipe.hardware.expandable_segments,
+        host_bytes=paged_host_bytes(recipe, list(traced.trainable_elements)) if target.has_caching_allocator else 0,
+        extra_uncertainty=0.1 if len(notes) else 0.0,
+    )
+    notes += _assumptions(recipe, target, batch)
+    return Estimate(
+        recipe_digest=recipe.digest(),
+        device_name=target.name,
+        num_parameters=traced.num_parameters,
+        num_trainable_parameters=traced.num_trainable,
+        shape=batch,
+        memory=memory,
+        time=estimate_time(recipe, target, traced.life, batch),
+        notes=notes,
+        elapsed_s=time.perf_counter() - began,
+        was_cached=was_cached,
+    )
+
+
+def clear_caches() -> None:
+    """Forget all models and traces, so that the next estimate starts cold."""
+    with _CACHE:
+        _MODELS.clear()
+        _LIVES.clear()
+        _PERIODS.clear()
+
+
+def _traceable(recipe: Recipe, batch: BatchShape, notes: list[str]) -> Recipe:
+    """Return the Recipe with what cannot be built without its package replaced by what behaves alike."""
+    if recipe.model.attn_implementation == "flash_attention_2":
+        notes.append(
+            "flash_attention_2 is estimated as PyTorch's own flash kernel, which keeps the same tensors; "
+            "what removing the padding saves is not counted."
+        )
+        return recipe.with_changes({"model.attn_implementation": "sdpa"})
+    if recipe.model.attn_implementation == "flex_attention":
+        notes.append("flex_attention is not modelled; the estimate is that of sdpa, with a wider interval.")
+        return recipe.with_changes({"model.attn_implementation": "sdpa"})
+    return recipe
+
+
+def _assumptions(recipe: Recipe, device: Device, batch: BatchShape) -> list[str]:
+    notes = []
+    if batch.source == "max_length":
+        notes.append(
+            f"Every sample is taken to fill max_length ({batch.length} tokens); with the data set it is exact."
+        )
+    if device.has_caching_allocator and device.compute_capability is None:
+        notes.append("Kernels of this device are taken to behave as those of an NVIDIA GPU.")
+    if recipe.quantization.load_in_8bit and device.has_caching_allocator:
+        notes.append("8-bit outlier columns depend on the weights; 0.1 % of the columns are assumed.")
+    return notes
+
+
+def _trace_shape(recipe: Recipe, batch: BatchShape) -> TraceShape:
+    evaluates = recipe.evaluation.split != "none"
+    return TraceShape(
+        batch_size=batch.batch_size,
+        length=batch.length,
+        eval_batch_size=recipe.evaluation.per_device_eval_batch_size if evaluates else 0,
+        padded=batch.padded,
+        packed=recipe.data.packing,
+    )
+
+
+def _key(recipe: Recipe, device: Device, *, for_model: bool) -> str:
+    """Return what decides the modules, or the trace."""
+    values = recipe.to_dict()
+    left_out = [*_IRRELEVANT, *_TRACE_ONLY] if for_model else _IRRELEVANT
+    for path in left_out:
+        group, name = path.split(".")
+        values[group].pop(name, None)
+    facts = [device.has_caching_allocator, device.compute_capability, device.bf16_native]
+    return json.dumps([values, facts, torch.get_num_threads() if False else 0], sort_keys=True, default=str)
+
+
+def _traced(
+    recipe: Recipe,
+    device: Device,
+    batch: BatchShape,
+    progress: ProgressCallback | None,
+    cancel: Cancel | None,
+) -> tuple[_Traced, bool]:
+    shape = _trace_shape(recipe, batch)
+    accumulates = recipe.training.gradient_accumulation_steps > 1
+    key = f"{_key(recipe, device, for_model=False)} {shape} {accumulates}"
+    with _CACHE:
+        found = _LIVES.get(key)
+        if found is not None:
+            _LIVES.move_to_end(key)
+            return found, True
+    if progress is not None:
+        progress(Progress("trace", 0, 1, f"Tracing {recipe.model.name_or_path}"))
+    with exclusive(cancel):
+        try:
+            traced = _trace(recipe, device, shape, cancel)
+        except (WorkbenchError, MemoryError):
+            raise
+        except Exception as error:
+            raise EstimateError(
+                f"{recipe.model.name_or_path} cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}). "
+                "Try model.attn_implementation=eager, or another model."
+            ) from error
+    with _CACHE:
+        _LIVES[key] = traced
+        while len(_LIVES) > MAX_LIVES:
+            _LIVES.popitem(last=False)
+    if progress is not None:
+        progress(Progress("trace", 1, 1, f"Traced {recipe.model.name_or_path}"))
+    return traced, False
+
+
+def _trace(recipe: Recipe, device: Device, shape: TraceShape, cancel: Cancel | None) -> _Traced:
+    source = find_source(recipe, for_training=False, cancel=cancel)
+    built = _built(recipe, source, device, cancel, is_whole=False)
+    trace = trace_run(recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel)
+    if built.period:
+        try:
+            life = unroll(trace.tape, built.num_layers, built.period)
+        except NotUniformError:
+            built = _built(recipe, source, device, cancel, is_whole=True)
+            trace = trace_run(recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel)
+            life = whole(trace.tape)
+    else:
+        life = whole(trace.tape)
+    return _count(built, trace, life)
+
+
+def _count(built: _Built, trace: Trace, life: Life) -> _Traced:
+    """Count parameters of the whole model from those of the traced one."""
+    total, trainable = count_parameters(built.model)
+    elements = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
+    if built.period:
+        path = next(name for name, length in _lists(built).items() if length == TRACED_LAYERS * built.period)
+        layers = built.model.get_submodule(path)
+        copies = built.num_layers // built.period - TRACED_LAYERS
+        for index in range(2 * built.period, 3 * built.period):
+            layer = layers[index]  # type: ignore[index]  # a ModuleList
+            layer_total, layer_trainable = count_parameters(layer)
+            total += copies * layer_total
+            trainable += copies * layer_trainable
+            elements += copies * [parameter.numel() for parameter in layer.parameters() if parameter.requires_grad]
+    return _Traced(life, total, trainable, tuple(elements))
+
+
+def _lists(built: _Built) -> dict[str, int]:
+    from .structure import layer_lists
+
+    return layer_lists(built.model)
+
+
+def _built(recipe: Recipe, source: ModelSource, device: Device, cancel: Cancel | None, *, is_whole: bool) -> _Built:
+    key = f"{_key(recipe, device, for_model=True)} {is_whole}"
+    found = _MODELS.get(key)
+    if found is not None:
+        _MODELS.move_to_end(key)
+        return found
+    count = int(getattr(source.config.get_text_config(), "num_hidden_layers", 0) or 0)
+    period = 0 if is_whole else _period(recipe, source, device, count, cancel)
+    few = TRACED_LAYERS * period if period and count > TRACED_LAYERS * period else None
+    model = build_model(recipe, source, device, place="meta", num_hidden_layers=few, cancel=cancel)
+    load_dtype = load_weight_dtype(recipe, source, device)
+    add_quant_states(model, recipe, load_dtype)
+    built = _Built(model, count, period if few else 0, load_dtype)
+    _MODELS[key] = built
+    while len(_MODELS) > MAX_MODELS:
+        _MODELS.popitem(last=False)
+    return built
+
+
+def _period(recipe: Recipe, source: ModelSource, device: Device, count: int, cancel: Cancel | None) -> int:
+    """Return the period of the model's layers, 0 where it has to be traced whole."""
+    if recipe.adapter.layers_to_transform or count <= TRACED_LAYERS:
+        return 0
+    key = json.dumps(source.config.to_dict(), sort_keys=True, default=str)
+    if key not in _PERIODS:
+        plain = Recipe().with_changes(
+            {
+                "model.name_or_path": recipe.model.name_or_path,
+                "model.config": recipe.model.config,
+                "model.trust_remote_code": recipe.model.trust_remote_code,
+                "adapter.method": "none",
+            }
+        )
+        model = build_model(plain, source, device, place="meta", cancel=cancel)
+        _PERIODS[key] = layer_period(model, source.config.get_text_config())
+        while len(_PERIODS) > MAX_LIVES:
+            _PERIODS.popitem(last=False)
+    return _PERIODS[key] or 0

@@ -1,0 +1,68 @@
+"""BatchShape: the longest and the mean batch of a data set, or the fullest one there can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..recipe import Recipe
+from .estimate import BatchShape
+
+if TYPE_CHECKING:
+    from ..components.data import PreparedData
+
+
+def full_shape(recipe: Recipe) -> BatchShape:
+    """Return the shape where every sample fills ``max_length``."""
+    length = recipe.data.max_length
+    return BatchShape(
+        batch_size=recipe.training.per_device_train_batch_size,
+        length=length,
+        mean_length=float(length),
+        mean_real_tokens=float(length),
+        padded=False,
+        source="max_length",
+    )
+
+
+def shape_of_data(recipe: Recipe, prepared: PreparedData) -> BatchShape:
+    """Return the shape of the batches that the chosen data set makes.
+
+    Args:
+        recipe: Batch size, padding, packing and grouping.
+        prepared: From ``prepare_data``.
+    """
+    return shape_of_lengths(recipe, np.asarray(prepared.lengths))
+
+
+def shape_of_lengths(recipe: Recipe, lengths: np.ndarray) -> BatchShape:
+    """Return the shape for samples of these lengths.
+
+    The mean length of a batch is the expected maximum of its samples, for samples drawn at random: of ``n`` sorted
+    lengths the ``i``-th is the longest of a batch of ``b`` with probability ``(i/n)**b - ((i-1)/n)**b``.
+    """
+    data, batch_size = recipe.data, recipe.training.per_device_train_batch_size
+    if len(lengths) == 0:
+        return full_shape(recipe)
+    batch_size = min(batch_size, len(lengths))
+    ordered = np.sort(lengths.astype(np.float64))
+    mean_real = float(ordered.mean())
+    longest = int(ordered[-1])
+    varied = bool(ordered[0] != ordered[-1])
+    if data.packing:
+        return BatchShape(batch_size, longest, mean_real, mean_real, False, "data", len(lengths))
+    if data.padding == "max_length":
+        padded = bool(ordered[0] < data.max_length)
+        return BatchShape(
+            batch_size, data.max_length, float(data.max_length), mean_real, padded, "data", len(lengths)
+        )  # fmt: skip
+    if data.group_by_length:
+        mean_length = float(
+            np.mean([chunk[-1] for chunk in np.array_split(ordered, max(1, len(ordered) // batch_size))])
+        )
+    else:
+        ranks = np.arange(len(ordered) + 1) / len(ordered)
+        mean_length = float((ordered * np.diff(ranks**batch_size)).sum())
+    padded = varied and batch_size > 1
+    return BatchShape(batch_size, longest, mean_length, mean_real, padded, "data", len(lengths))

@@ -1,0 +1,197 @@
+"""Step time by a roofline over the traced operators: the slower of computing and moving, for each operator.
+
+Rates are the device's peaks (or measured ones, see ``hardware/calibrate.py``) times what operators of a class usually
+reach of them. The host launches operators one by one; where that takes longer than the device, it is the floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..hardware import Device
+from ..recipe import Recipe
+from .estimate import BatchShape, TimeEstimate
+from .tape import Work
+from .unroll import Life
+
+# Fractions of the table's peaks that operators reach where nothing was measured. Dense matrix products reach 0.6 to
+# 0.8 of the dense peak and element-wise kernels about 0.8 of the bandwidth on every NVIDIA generation from T4 to H100.
+MATMUL_EFFICIENCY = 0.7
+ATTENTION_EFFICIENCY = 0.45
+BANDWIDTH_EFFICIENCY = 0.8
+# Rows and columns of the output one thread block makes; a partly filled last wave of blocks wastes the rest of it.
+TILE = 128
+# Uncertainty of step_s by where the rates come from.
+SPREAD = {"table": 0.35, "calibrated": 0.2, "quick": 0.4}
+# A product with a side below this is bound by reading, not computing; calibration measures it apart.
+NARROW = 64
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step, by operator class, and its operations."""
+
+    by_class: dict[str, float]
+    flops: float
+    num_operators: int
+
+
+def estimate_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) -> TimeEstimate:
+    """Return the predicted time of one optimizer step.
+
+    Args:
+        recipe: The settings.
+        device: The target, with its rates.
+        life: The unrolled trace.
+        shape: Batches; the trace has the longest one, the mean one decides the time.
+    """
+    step = _step_time(recipe, device, life, shape)
+    step_s = sum(step.by_class.values())
+    basis, spread = _basis(device)
+    training = recipe.training
+    samples = shape.batch_size * training.gradient_accumulation_steps
+    num_steps = _num_steps(recipe, shape)
+    total_s = None if num_steps is None else num_steps * step_s
+    return TimeEstimate(
+        step_s=step_s,
+        tokens_per_s=samples * shape.mean_real_tokens / step_s,
+        samples_per_s=samples / step_s,
+        seconds_by_class=step.by_class,
+        flops=step.flops,
+        basis=basis,
+        interval_s=(step_s * (1 - spread), step_s / (1 - spread)),
+        total_s=total_s,
+        num_steps=num_steps,
+        cost_usd=_cost(recipe, device, total_s),
+    )
+
+
+def _basis(device: Device) -> tuple[str, float]:
+    if device.efficiency:
+        return "calibrated", SPREAD["calibrated"]
+    if device.source == "this machine" and not device.has_caching_allocator:
+        return "calibrated", SPREAD["quick"]
+    return "table", SPREAD["table"]
+
+
+def _num_steps(recipe: Recipe, shape: BatchShape) -> int | None:
+    training = recipe.training
+    if training.max_steps > 0:
+        return training.max_steps
+    if shape.num_samples is None:
+        return None
+    batches = math.ceil(shape.num_samples / shape.batch_size)
+    per_epoch = math.ceil(batches / training.gradient_accumulation_steps)
+    return max(1, math.ceil(per_epoch * training.num_train_epochs))
+
+
+def _cost(recipe: Recipe, device: Device, total_s: float | None) -> tuple[float, float] | None:
+    if total_s is None:
+        return None
+    price = recipe.cost.price_per_hour_usd
+    low_high = device.price_per_hour_usd if price is None else (price, price)
+    return None if low_high is None else (low_high[0] * total_s / 3600, low_high[1] * total_s / 3600)
+
+
+def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) -> StepTime:
+    later = recipe.training.gradient_accumulation_steps - 1
+    repeats = {"first": 1, "later": later, "step_again": 1}
+    segments = life.tape.work_segments()
+    # The trace has the longest batch; a mean batch has less of everything that depends on tokens.
+    shrink = shape.mean_length / shape.length
+    by_class: dict[str, float] = defaultdict(float)
+    flops, num_operators, busy = 0.0, 0.0, 0.0
+    rates = _Rates(recipe, device)
+    for name, count in repeats.items():
+        if name not in segments or count <= 0:
+            continue
+        begin, end = segments[name]
+        is_step = name == "step_again"
+        scale = 1.0 if is_step else shrink
+        for work, weight in zip(life.tape.work[begin:end], life.weights[begin:end], strict=True):
+            times = int(weight) * count
+            label = "optimizer" if is_step else rates.class_of(work)
+            seconds = rates.seconds(work) * scale * times
+            by_class[label] += seconds
+            busy += seconds
+            flops += work.flops * scale * times
+            num_operators += times
+    host = num_operators * device.launch_s
+    if device.has_caching_allocator:
+        by_class["launch"] = max(0.0, host - busy)  # launches overlap with the device's work
+    else:
+        by_class["launch"] = host
+    return StepTime(dict(by_class), flops, round(num_operators))
+
+
+class _Rates:
+    """Seconds of operators on one device."""
+
+    def __init__(self, recipe: Recipe, device: Device) -> None:
+        self._device = device
+        self._on_gpu = device.has_caching_allocator
+        flops = dict(device.flops_per_s)
+        if recipe.training.tf32:
+            flops["float32"] = flops.get("tf32", flops["float32"])
+        self._flops = flops
+        measured = device.efficiency
+        self._bandwidth = device.bandwidth_bytes_per_s * (
+            measured.get("elementwise", BANDWIDTH_EFFICIENCY if self._on_gpu else 1.0)
+        )
+        self._attention = measured.get("attention", ATTENTION_EFFICIENCY)
+        self._dequantize = measured.get("dequantize.4", 1.0)
+
+    def class_of(self, work: Work) -> str:
+        """Return the operator class of TimeEstimate.seconds_by_class."""
+        if work.shape:
+            return "matmul"
+        if "attention" in work.operator:
+            return "attention"
+        if work.operator.startswith("bitsandbytes."):
+            return "dequantize"
+        return "elementwise"
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds of one operator, launch excluded."""
+        kind = self.class_of(work)
+        moving = work.num_bytes / self._bandwidth
+        if kind == "matmul":
+            return max(work.flops / self._matmul_rate(work), moving)
+        if kind == "attention":
+            return max(work.flops / (self._rate(work.dtype) * self._attention), moving)
+        if kind == "dequantize":
+            return max(work.flops / (self._rate("float16") * MATMUL_EFFICIENCY), moving / self._dequantize)
+        return moving
+
+    def _rate(self, dtype: str) -> float:
+        return self._flops.get(dtype) or self._flops["float32"]
+
+    def _matmul_rate(self, work: Work) -> float:
+        rows, inner, columns = work.shape
+        smallest = min(rows, inner, columns)
+        measured = self._device.efficiency
+        if measured:
+            size = "narrow" if smallest < NARROW else "large" if rows * inner * columns >= 2**31 else "medium"
+            key = f"matmul.{work.dtype}.{size}"
+            return self._rate(work.dtype) * measured.get(key, measured.get(f"matmul.float32.{size}", 1.0))
+        rate = self._rate(work.dtype)
+        if not self._on_gpu:
+            return rate
+        blocks = math.ceil(rows / TILE) * math.ceil(columns / TILE)
+        waves = blocks / max(1, self._device.sm_count)
+        filled = waves / math.ceil(waves)
+        return rate * MATMUL_EFFICIENCY * max(filled, 0.1)
+
+
+def recomputed_share(life: Life) -> float:
+    """Return the share of a micro-batch's operations that are computed again in backward."""
+    begin, end = life.tape.work_segments()["first"]
+    names = life.tape.phase_names
+    flops = np.array([work.flops for work in life.tape.work[begin:end]]) * life.weights[begin:end]
+    again = np.array([names[work.phase] == "recompute" for work in life.tape.work[begin:end]])
+    total = float(flops.sum())
+    return float(flops[again].sum()) / total if total else 0.0

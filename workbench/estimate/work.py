@@ -1,0 +1,79 @@
+"""What one operator computes and moves: floating-point operations by formula, bytes by its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .tape import Work
+
+# Operators that only look at their argument in another way.
+_VIEW, _PLAIN, _MATMUL, _LOOKUP = 0, 1, 2, 3
+
+_CLASSES: dict[Any, tuple[int, str]] = {}
+
+_MATMULS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_grouped_mm": 0}
+# Reads one row for each index, not the whole table.
+_LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
+# Make memory without writing it.
+_UNWRITTEN = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
+
+
+def _classify(func: Any) -> tuple[int, str]:
+    schema = func._schema
+    name = str(schema.name)
+    short = name.replace("::", ".")
+    if name in _UNWRITTEN:
+        return _VIEW, short
+    if name in _MATMULS:
+        return _MATMUL, short
+    if name in _LOOKUPS:
+        return _LOOKUP, short
+    returns = schema.returns
+    writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+    is_view = bool(returns) and not writes and all(value.alias_info is not None for value in returns)
+    return (_VIEW if is_view else _PLAIN), short
+
+
+def describe_work(func: Any, args: Any, result: Any, layer: int, phase: int) -> Work | None:
+    """Return what an operator does, or None where it moves nothing.
+
+    Args:
+        func: The operator.
+        args: Its positional arguments.
+        result: What it returned.
+        layer: Layer it belongs to.
+        phase: Index of the phase.
+
+    Source:
+        Matrix products count ``2 * rows * inner * columns`` as torch.utils.flop_counter does.
+    """
+    found = _CLASSES.get(func)
+    if found is None:
+        found = _CLASSES[func] = _classify(func)
+    kind, name = found
+    if kind == _VIEW:
+        return None
+    num_bytes = _bytes_of(result)
+    dtype, shape, flops = "", (), 0
+    if kind == _MATMUL:
+        left, right = args[_MATMULS[func._schema.name] :][:2]
+        rows = left.numel() // left.shape[-1]
+        shape = (rows, left.shape[-1], right.shape[-1])
+        flops = 2 * shape[0] * shape[1] * shape[2]
+        num_bytes += left.numel() * left.itemsize + right.numel() * right.itemsize
+        dtype = str(left.dtype)[6:]
+    elif kind == _LOOKUP:
+        num_bytes *= 2
+    else:
+        num_bytes += _bytes_of(args)
+    return Work(name, shape, dtype, flops, num_bytes, layer, phase)
+
+
+def _bytes_of(values: Any) -> int:
+    if isinstance(values, torch.Tensor):
+        return values.numel() * values.itemsize
+    if isinstance(values, (tuple, list)):
+        return sum(_bytes_of(value) for value in values if isinstance(value, (torch.Tensor, tuple, list)))
+    return 0
