@@ -1,0 +1,70 @@
+"""Sessions over the tiny run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from unit.components.tiny import CPU
+from workbench.train import build as build_module
+from workbench.train.session import Session
+
+from .parts import Log, build_tiny_run
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Return a function that makes a Session over the tiny model; ``prepare`` may change the run before it starts."""
+    sessions = []
+
+    def make(recipe, *, run_dir="run", prepare=None, num_samples=22, precision=None, **options):
+        def build_run(recipe, device, *, progress, cancel):
+            run = build_tiny_run(recipe, tmp_path / "model", num_samples=num_samples, precision=precision)
+            if prepare is not None:
+                prepare(run)
+            return run
+
+        monkeypatch.setattr(build_module, "build_run", build_run)
+        log = Log()
+        where = None if run_dir is None else tmp_path / run_dir
+        session = Session(recipe, run_dir=where, observers=[log, *options.pop("observers", ())], device=CPU, **options)
+        session.log = log
+        sessions.append(session)
+        return session
+
+    yield make
+    for session in sessions:
+        session.stop(save=False)
+        if session.state != "idle":
+            assert session.finished.wait(30)
+
+
+class Gate:
+    """Lets the training thread do ``steps`` micro-steps, then holds it until more are allowed."""
+
+    def __init__(self):
+        self.count = 0
+        self._allowed = threading.Semaphore(0)
+        self._arrived = threading.Semaphore(0)
+
+    def install(self, run):
+        run.model.register_forward_pre_hook(lambda *args: self._pass())
+
+    def _pass(self):
+        self.count += 1
+        self._arrived.release()
+        assert self._allowed.acquire(timeout=30)
+
+    def let(self, passes=1):
+        for _ in range(passes):
+            self._allowed.release()
+
+    def await_arrival(self, arrivals=1):
+        for _ in range(arrivals):
+            assert self._arrived.acquire(timeout=30)
+
+
+@pytest.fixture
+def gate():
+    return Gate()
