@@ -68,13 +68,13 @@ def render_estimate(estimate: Estimate) -> str:
         ),
     ]
     cells = "".join(
-        f'<div class="wb-fact"><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>'
+        f'<div class="wb-fact"><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(more)}</small></div>'
         for name, value, more in facts
     )
     return (
         f'<div class="wb-estimate">{verdict}'
         f"{render_memory_bar(memory.breakdown, memory.capacity_bytes, memory.interval_bytes)}"
-        f'<ul class="wb-legend">{legend}</ul><dl class="wb-facts">{cells}</dl>{render_notes(estimate.notes)}</div>'
+        f'<ul class="wb-legend">{legend}</ul><div class="wb-facts">{cells}</div>{render_notes(estimate.notes)}</div>'
     )
 
 

@@ -48,11 +48,11 @@ def render_run_facts(figures: Figures) -> str:
         ("Trained for", figures.elapsed_s, format_seconds),
     ]
     shown = "".join(
-        f'<div class="wb-fact"><dt>{name}</dt><dd>{escape(form(value))}</dd></div>'
+        f'<div class="wb-fact"><span>{name}</span><b>{escape(form(value))}</b></div>'
         for name, value, form in cells
         if value is not None and math.isfinite(value)
     )
-    return f'<dl class="wb-facts wb-run-facts">{shown}</dl>' if shown else ""
+    return f'<div class="wb-facts wb-run-facts">{shown}</div>' if shown else ""
 
 
 def render_result(state: str, position: str, loss: float | None, run_dir: Path, result_dir: Path | None) -> str:

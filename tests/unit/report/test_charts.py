@@ -1,0 +1,153 @@
+"""Pictures from plain data: well-formed, complete, and with the extremes kept."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from workbench.events import MEMORY_CATEGORIES, Timeline
+from workbench.report.charts import (
+    CATEGORY_COLOURS,
+    Series,
+    format_value,
+    length_figure,
+    render_length_histogram,
+    render_line_chart,
+    render_memory_bar,
+    round_ticks,
+    thin_points,
+    timeline_figure,
+)
+from workbench.report.text import CATEGORY_LABELS
+from workbench.units import GIB, MIB
+
+
+def parse(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def test_every_category_has_a_colour_and_a_label() -> None:
+    assert set(CATEGORY_COLOURS) == set(CATEGORY_LABELS) == set(MEMORY_CATEGORIES)
+    assert len(set(CATEGORY_COLOURS.values())) == len(MEMORY_CATEGORIES)
+
+
+@pytest.mark.parametrize("capacity", [4 * GIB, 16 * GIB])
+def test_bar_adds_up_and_shows_the_capacity(capacity: int) -> None:
+    breakdown = {"parameter": 3 * GIB, "activation": 2 * GIB, "gradient": 0, "context": GIB // 2}
+    svg = render_memory_bar(breakdown, capacity, (5 * GIB, 6 * GIB))
+    root = parse(svg)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == f"Memory: 5.5 GiB of {capacity // GIB} GiB"
+    bars = [rect for rect in root.iter("{http://www.w3.org/2000/svg}rect") if rect.get("fill")]
+    assert len(bars) == 3, "categories without bytes are not drawn"
+    widths = [float(rect.get("width").rstrip("%")) for rect in bars]
+    assert widths[0] == pytest.approx(1.5 * widths[1], rel=1e-3)
+    assert sum(widths) <= 100
+    end = max(capacity, 6 * GIB) * 1.02
+    assert sum(widths) == pytest.approx(100 * 5.5 * GIB / end, rel=1e-3)
+    assert f"capacity {capacity // GIB} GiB" in svg
+
+
+def test_bar_of_nothing_is_drawn() -> None:
+    parse(render_memory_bar({}, 0, (0, 0)))
+
+
+def test_chart_draws_series_levels_and_words() -> None:
+    steps = list(range(1, 101))
+    loss = [3 - step / 100 for step in steps]
+    svg = render_line_chart(
+        "Loss <b>", [Series("raw", steps, loss), Series("eval", [50], [2.6], "dots")], lines=[("limit", 3.5)]
+    )
+    root = parse(svg)
+    assert root.get("aria-label") == "Loss <b>: raw 2, eval 2.6"
+    assert "<b>" not in svg
+    assert "limit: 3.5" in svg
+    assert "no values yet" in render_line_chart("Loss", [Series("raw", [], [])])
+
+
+def test_chart_skips_what_was_not_measured() -> None:
+    svg = render_line_chart("x", [Series("a", [1, 2, 3], [1.0, float("nan"), 2.0])])
+    parse(svg)
+    assert "nan" not in svg.lower()
+
+
+def test_thinning_keeps_every_extreme() -> None:
+    y = [0.0] * 10_000
+    y[5000], y[7777] = 9.0, -9.0
+    kept = thin_points(range(10_000), y, 600)
+    assert len(kept) <= 600
+    assert (5000.0, 9.0) in kept
+    assert (7777.0, -9.0) in kept
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit"), [(0, 1, ""), (2.31, 2.34, ""), (5, 5, ""), (0, 3.3 * GIB, "bytes"), (1e-9, 3e-4, "")]
+)
+def test_ticks_cover_the_range_with_round_steps(low: float, high: float, unit: str) -> None:
+    ticks = round_ticks(low, high, unit)
+    assert ticks[0] <= low
+    assert ticks[-1] >= high
+    assert 3 <= len(ticks) <= 8
+    steps = {round((b - a) / (ticks[1] - ticks[0]), 6) for a, b in itertools.pairwise(ticks)}
+    assert steps == {1.0}
+
+
+def test_bytes_are_ticked_in_binary_units() -> None:
+    assert all(tick % (GIB // 2) == 0 for tick in round_ticks(0, 3.3 * GIB, "bytes"))
+    assert all(tick % MIB == 0 for tick in round_ticks(0, 300 * MIB, "bytes"))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (2.3456, "", "2.35"), (2e-4, "", "2e-4"), (1.5e-5, "", "1.5e-5"), (1234, "", "1234"), (0, "", "0"),
+        (1.5 * GIB, "bytes", "1.5 GiB"), (8123, "rate", "8.123k"),
+    ],
+)  # fmt: skip
+def test_values_are_short(value: float, unit: str, text: str) -> None:
+    assert format_value(value, unit) == text
+
+
+def test_histograms_count_every_sample() -> None:
+    lengths = [5, 5, 80, 300, 512]
+    figure = length_figure(lengths, 128)
+    assert sum(figure["data"][0]["y"]) == 5
+    assert figure["layout"]["shapes"][0]["x0"] == 128
+    counts = re.findall(r"tokens: (\d+) samples", render_length_histogram(lengths, 128))
+    assert sum(map(int, counts)) == 5
+    parse(render_length_histogram(lengths, 128))
+    parse(render_length_histogram([], 128))
+    assert length_figure([], 128)["data"][0]["y"] == []
+
+
+def test_timeline_keeps_the_peak_and_marks_phases() -> None:
+    count = 50_000
+    parameter, activation = [GIB] * count, [0] * count
+    activation[31_234] = 3 * GIB
+    timeline = Timeline(
+        {"activation": activation, "parameter": parameter},
+        [(0, "load"), (10, "forward"), (30_000, "backward")],
+        peak_index=31_234,
+    )
+    figure = timeline_figure(timeline, 8 * GIB)
+    assert [trace["name"] for trace in figure["data"]] == ["weights", "activations"], "in the order of the bar"
+    assert all(len(trace["x"]) <= 2000 for trace in figure["data"])
+    assert max(figure["data"][1]["y"]) == 3
+    texts = [note["text"] for note in figure["layout"]["annotations"]]
+    assert texts == ["load", "backward"], "labels that would collide are left out"
+    assert len(figure["layout"]["shapes"]) == 4
+
+
+def test_timeline_of_nothing() -> None:
+    assert timeline_figure(Timeline({}, []))["data"] == []
+
+
+def test_plotly_takes_the_figures() -> None:
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    timeline = Timeline({"parameter": [1, 2]}, [(0, "load")], reserved_bytes=[2, 2])
+    for figure in (length_figure([1, 2, 3], 2), timeline_figure(timeline, 4)):
+        graph_objects.Figure(figure)
