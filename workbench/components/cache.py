@@ -1,4 +1,4 @@
-"""The user's cache folder: what is made or fetched once and kept between runs. Nothing is ever written into the repository."""
+"""The user's cache folder: what is made or fetched once and kept between runs, never in the repository."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _PROBE = ("Question zero", "Answer zero", "Question one", "Answer one")
 _PLACEHOLDER = "Placeholder{index}Answer"
 
 
-class TemplateRefusal(ValueError):
+class TemplateRefusedError(ValueError):
     """The chat template cannot render this chat, or its answers cannot be found in the text."""
 
 
@@ -56,8 +56,8 @@ class ChatFormat:
 
     Attributes:
         template: The tokenizer's own template.
-        training_template: Name of our template that renders the same text with markers; ``"own"`` when the tokenizer's has
-            markers; None when answers are found by placeholders.
+        training_template: Name of our template that renders the same text with markers; ``"own"`` when the tokenizer's
+            has markers; None when answers are found by placeholders.
         special_tokens: Names and texts that templates use, e.g. ``{"bos_token": "<s>"}``.
         end_tokens: Texts that can end a turn: all special tokens of the tokenizer.
         variables: Values our training template needs.
@@ -73,7 +73,7 @@ class ChatFormat:
         """Render one chat.
 
         Raises:
-            TemplateRefusal: The template refuses the chat, or its answers cannot be found.
+            TemplateRefusedError: The template refuses the chat, or its answers cannot be found.
         """
         text, marked = _render(self.template, messages, self.special_tokens)
         if self.training_template == "own":
@@ -90,7 +90,7 @@ class ChatFormat:
         """Return the text of one chat without looking for its answers.
 
         Raises:
-            TemplateRefusal: The template refuses the chat.
+            TemplateRefusedError: The template refuses the chat.
         """
         return _render(self.template, messages, self.special_tokens)[0]
 
@@ -98,12 +98,12 @@ class ChatFormat:
         """Return the spans of the answers in ``text`` without any markers.
 
         Raises:
-            TemplateRefusal: They cannot be found with certainty.
+            TemplateRefusedError: They cannot be found with certainty.
         """
         spans = self._by_placeholders(text, messages)
         spans = self._by_beginnings(text, messages) if spans is None else spans
         if spans is None:
-            raise TemplateRefusal("the answers cannot be found in the text that the chat template makes")
+            raise TemplateRefusedError("the answers cannot be found in the text that the chat template makes")
         return spans
 
     def _by_placeholders(self, text: str, messages: Sequence[Message]) -> tuple[Span, ...] | None:
@@ -113,9 +113,10 @@ class ChatFormat:
             masked[index]["content"] = _PLACEHOLDER.format(index=index)
         try:
             pattern, _ = _render(self.template, masked, self.special_tokens)
-        except TemplateRefusal:
+        except TemplateRefusedError:
             return None
-        position, spans = 0, []
+        position = 0
+        spans: list[Span] = []
         for index in answers:
             before, found, pattern = pattern.partition(_PLACEHOLDER.format(index=index))
             if not found or not text.startswith(before, position):
@@ -136,7 +137,7 @@ class ChatFormat:
         """Return where the model's own writing begins: after the generation prompt, at most at the content."""
         try:
             prompt, _ = _render(self.template, before, self.special_tokens, add_generation_prompt=True)
-        except TemplateRefusal:
+        except TemplateRefusedError:
             prompt = ""
         if prompt and low <= len(prompt) <= high and text.startswith(prompt):
             return len(prompt)
@@ -154,7 +155,7 @@ class ChatFormat:
             try:
                 prompt, _ = _render(self.template, messages[:index], self.special_tokens, add_generation_prompt=True)
                 upto, _ = _render(self.template, messages[: index + 1], self.special_tokens)
-            except TemplateRefusal:
+            except TemplateRefusedError:
                 return None
             start = _common_length(prompt, upto)
             end = _common_length(upto, text)
@@ -218,7 +219,7 @@ def _renders_the_same(own: ChatFormat, name: str, variables: Mapping[str, str | 
                 ours, _ = _render(
                     read_template(name), chat, {**own.special_tokens, **variables}, add_generation_prompt=prompt
                 )
-            except TemplateRefusal:
+            except TemplateRefusedError:
                 return False
             if expected != ours:
                 return False
@@ -232,7 +233,7 @@ def _probe(length: int) -> list[Message]:
 def _rendered_probe(own: ChatFormat) -> str:
     try:
         return _render(own.template, _probe(2), own.special_tokens)[0]
-    except TemplateRefusal:
+    except TemplateRefusedError:
         return ""
 
 
@@ -259,7 +260,7 @@ def _llama_variables(own: ChatFormat) -> dict[str, str | None] | None:
 
 
 def _variables_by_word(word: str, name: str, value: str) -> Callable[[ChatFormat], dict[str, str | None] | None]:
-    """Return a finder for templates with ``word``; variable ``name`` is ``value`` where it follows the word, else empty."""
+    """Return a finder for templates with ``word``; variable ``name`` is ``value`` where it follows, else empty."""
 
     def find(own: ChatFormat) -> dict[str, str | None] | None:
         text = _rendered_probe(own)
@@ -298,7 +299,7 @@ def _render(
         )
     except (TemplateError, TypeError, KeyError, IndexError, AttributeError, ValueError, ZeroDivisionError) as error:
         reason = str(error).strip().splitlines()
-        raise TemplateRefusal(
+        raise TemplateRefusedError(
             f"the chat template refuses it: {reason[0][:160] if reason else type(error).__name__}"
         ) from error
     return texts[0], tuple((start, end) for start, end in spans[0]) if spans else ()

@@ -36,8 +36,8 @@ class Collator:
         """Return ``input_ids`` and ``labels`` (B, S), int64, with what the model needs besides.
 
         ``attention_mask`` (B, S) is there only when something is padded: a mask changes the attention kernel. Packed
-        samples bring ``position_ids`` (B, S), which keep samples apart, and never a mask: with one, transformers would no
-        longer see the borders. Their padding gets position 0 each, so that every pad token sees itself only.
+        samples bring ``position_ids`` (B, S), which keep samples apart, and never a mask: with one, transformers would
+        no longer see the borders. Their padding gets position 0 each, so that every pad token sees itself only.
         """
         import torch
 

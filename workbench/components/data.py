@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -217,6 +218,11 @@ def _encoded_batches(
     pool = ProcessPoolExecutor(num_proc, mp_context=context, initializer=_set_worker, initargs=(encoder, source))
     try:
         yield _in_order(lambda batch: pool.submit(_encode_in_worker, batch), batches, 2 * num_proc)
+    except BrokenProcessPool as error:
+        raise DataError(
+            f"The {num_proc} tokenizing processes ended early (out of memory, or a script without "
+            "`if __name__ == '__main__':`). Set data.num_proc=1."
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -328,8 +334,8 @@ def _notes(
     truncated = int((raw_lengths > recipe.data.max_length).sum())
     if truncated:
         notes.append(
-            f"{truncated} of {len(raw_lengths)} rows are longer than {recipe.data.max_length} tokens and are cut at the end "
-            f"(the longest has {int(raw_lengths.max())}); a cut answer does not teach the model to stop."
+            f"{truncated} of {len(raw_lengths)} rows are longer than {recipe.data.max_length} tokens and are cut at "
+            f"the end (the longest has {int(raw_lengths.max())}); a cut answer does not teach the model to stop."
         )
     if encoder.row_format.kind == "prompt_completion" and encoder.chat.training_template is not None:
         notes.append(

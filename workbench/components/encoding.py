@@ -1,4 +1,4 @@
-"""Rows to tokens with labels: one function for training, evaluation and the preview, so that what is shown is what is learned."""
+"""Rows to tokens with labels: one function for training, evaluation and preview, so that what is shown is learned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..recipe.parts import DataPart
-from .chat_template import ChatFormat, Span, TemplateRefusal, chat_format
+from .chat_template import ChatFormat, Span, TemplateRefusedError, chat_format
 from .row_format import ChatRow, PairRow, Row, RowFormat
 from .rows import BadRow, RawRow, RowSource
 
@@ -57,7 +57,7 @@ class Rendered:
 
 
 class Encoder:
-    """Turns raw rows into tokens for one tokenizer and one choice of what is learned. Can be sent to worker processes."""
+    """Turns raw rows into tokens for one tokenizer and one choice of what is learned. Can be pickled for workers."""
 
     def __init__(self, data: DataPart, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat) -> None:
         self.tokenizer = tokenizer
@@ -88,7 +88,7 @@ class Encoder:
             return row
         try:
             return self._render(row)
-        except TemplateRefusal as error:
+        except TemplateRefusedError as error:
             return BadRow(raw.file, raw.line, self.row_format.messages_column, str(error))
 
     def _render(self, row: Row) -> Rendered:
@@ -97,7 +97,7 @@ class Encoder:
                 chat = self.chat.render_text(row.messages)
                 return Rendered(chat, ((0, len(chat)),), False)
             if not any(message["role"] == "assistant" for message in row.messages):
-                raise TemplateRefusal("it has no message of the assistant, so there is nothing to learn")
+                raise TemplateRefusedError("it has no message of the assistant, so there is nothing to learn")
             rendered = self.chat.render(row.messages)
             return Rendered(rendered.text, rendered.spans[row.context_turns :], False)
         if isinstance(row, PairRow):
@@ -129,7 +129,8 @@ class Encoder:
         if sample.num_supervised:
             return sample
         if sample.raw_length > self._max_length:
-            reason = f"nothing to learn is left after cutting {sample.raw_length} tokens at data.max_length={self._max_length}"
+            cut = f"cutting {sample.raw_length} tokens at data.max_length={self._max_length}"
+            reason = f"nothing to learn is left after {cut}"
         else:
             reason = "it holds no token to learn"
         return BadRow(raw.file, raw.line, "", reason)

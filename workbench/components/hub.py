@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..errors import DataError, ModelError, WorkbenchError
+from ..errors import Cancelled, DataError, ModelError, WorkbenchError
 from ..events import Cancel, Progress, ProgressCallback
 
 # Long enough for a slow mobile connection, short enough that a person still waits for it.
@@ -59,7 +59,8 @@ def require_repo(name: str, *, kind: RepoKind, revision: str | None = None, canc
         raise error(gated_message(name)) from outcome
     if isinstance(outcome, errors.RepositoryNotFoundError):
         raise error(
-            f"The hub knows no {noun} {name!r} that this login may see. Check the spelling, or set HF_TOKEN if it is private."
+            f"The hub knows no {noun} {name!r} that this login may see. "
+            "Check the spelling, or set HF_TOKEN if it is private."
         ) from outcome
     raise error(f"{name!r} is not on this machine and the hub does not answer ({_short(outcome)}). {rest}") from outcome
 
@@ -68,7 +69,7 @@ def gated_message(name: str) -> str:
     """Return the sentence for a repository whose terms this user has not accepted."""
     return (
         f"{name!r} is gated: its owner gives it only to users who accepted its terms. "
-        f"Accept them at https://huggingface.co/{name} and set HF_TOKEN; an estimate works without, by a catalogue name."
+        f"Accept them at https://huggingface.co/{name} and set HF_TOKEN; an estimate needs only a catalogue name."
     )
 
 
@@ -109,7 +110,9 @@ def download(
         )
     except errors.GatedRepoError as error:
         raise ModelError(gated_message(name)) from error
-    except (OSError, errors.HfHubHTTPError, *_transport_errors()) as error:
+    except Cancelled:
+        raise
+    except Exception as error:  # the HTTP client has its own tree of errors, which changed between versions
         raise ModelError(
             f"Fetching {name!r} from the hub failed ({_short(error)}). Try again; finished files are kept."
         ) from error
@@ -144,18 +147,6 @@ def _ask(name: str, kind: RepoKind, revision: str | None, cancel: Cancel | None)
     return outcome[0] if outcome else TimeoutError(f"no answer within {ANSWER_TIMEOUT_S:g} s")
 
 
-def _transport_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions of the HTTP client that this huggingface_hub uses."""
-    import importlib
-
-    for module in ("httpx2", "httpx"):
-        try:
-            return (importlib.import_module(module).TransportError,)
-        except ImportError:
-            continue
-    return ()
-
-
 def _short(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0][:160] if lines else type(error).__name__).rstrip(".")
@@ -163,13 +154,13 @@ def _short(error: BaseException) -> str:
 
 def _bar_class(name: str, progress: ProgressCallback | None, cancel: Cancel | None) -> type:
     """Return a progress bar class that prints nothing, reports to ``progress`` and looks at ``cancel``."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[misc]  # untyped base
+    class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs["disable"] = False
             kwargs["file"] = _Silent()
-            super().__init__(*args, **kwargs)
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]  # tqdm has no types
 
         def update(self, n: float | None = 1) -> bool | None:
             if cancel is not None:

@@ -31,7 +31,7 @@ class PaddingShares:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of lengths: ``counts[i]`` samples have between ``edges[i]`` and ``edges[i + 1]`` tokens (last included)."""
+    """Counts of lengths: ``counts[i]`` samples have at least ``edges[i]`` and fewer than ``edges[i + 1]`` tokens."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]

@@ -80,7 +80,7 @@ def preview_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, num_rows: i
 
 
 def _token_texts(tokenizer: PreTrainedTokenizerBase, rendered: Rendered, ids: np.ndarray) -> list[str]:
-    """Return the text of each token: its part of the rendered text, or its name where it stands for no text (BOS, EOS)."""
+    """Return the text of each token: its part of the rendered text, or its name where it stands for none (BOS, EOS)."""
     _, (offsets,) = tokenize_with_offsets(tokenizer, [rendered.text], rendered.ends_with_eos)
     texts: list[str] = []
     position = 0

@@ -31,7 +31,19 @@ MAX_DOC_CHARS = 1200
 
 # Not documentation of the library: tests, editors, converters, bundled data, jokes.
 SKIPPED_MODULES = frozenset(
-    {"antigravity", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tests", "this", "tkinter", "turtledemo"}
+    {
+        "antigravity",
+        "distutils",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "pydoc_data",
+        "test",
+        "tests",
+        "this",
+        "tkinter",
+        "turtledemo",
+    }
 )
 MODULES_IN_C = ("builtins", "itertools", "math")
 

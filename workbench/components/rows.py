@@ -28,7 +28,7 @@ CSV_FIELD_CHARS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row: its values by column, and its place (``line`` counts from 1; the row's number where lines mean nothing)."""
+    """One row: its values by column, and its place (``line`` from 1; the row's number where lines mean nothing)."""
 
     values: dict[str, Any]
     file: str
@@ -202,11 +202,11 @@ def _index_lines(path: Path, cancel: Cancel | None) -> tuple[np.ndarray, np.ndar
 
 def _parse_line(line: bytes, name: str, number: int) -> RawRow | BadRow:
     try:
-        values = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        values = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
     except UnicodeDecodeError:
         return BadRow(name, number, "", "it is not UTF-8 text")
     except json.JSONDecodeError as error:
-        return BadRow(name, number, "", f"it is not JSON ({error.msg} at column {error.colno})")
+        return BadRow(name, number, "", f"it is not JSON ({error.msg}, column {error.colno})")
     except RecursionError:
         return BadRow(name, number, "", "its JSON is nested too deeply")
     if not isinstance(values, dict):
@@ -225,7 +225,8 @@ def _open_json(path: Path, cancel: Cancel | None) -> RowSource:
         if text.lstrip().startswith("{") and "\n" in text.strip():
             return JsonLines(path, cancel=cancel)
         raise DataError(
-            f"{path}, line {error.lineno}: it is not JSON ({error.msg}). Correct that line, or write one object a line (.jsonl)."
+            f"{path}, line {error.lineno}: it is not JSON ({error.msg}). "
+            "Correct that line, or write one object a line (.jsonl)."
         ) from error
     if isinstance(values, dict):
         lists = [value for value in values.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
@@ -249,16 +250,20 @@ def _read_csv(path: Path, delimiter: str, cancel: Cancel | None) -> Iterator[Raw
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             reader = csv.reader(file, delimiter=delimiter)
-            header = next(reader, [])
-            line = reader.line_num + 1
+            header: list[str] = []
+            line = 1
             for cells in _csv_records(reader):
                 if cancel is not None and line % 4096 == 0:
                     cancel.check()
                 if isinstance(cells, str):
                     yield BadRow(path.name, line, "", cells)
-                elif cells and len(cells) != len(header):
+                elif not any(cell.strip() for cell in cells):
+                    pass  # a blank line
+                elif not header:
+                    header = cells
+                elif len(cells) != len(header):
                     yield BadRow(path.name, line, "", f"it has {len(cells)} cells where the header has {len(header)}")
-                elif cells:
+                else:
                     yield RawRow(dict(zip(header, cells, strict=True)), path.name, line)
                 line = reader.line_num + 1
     finally:

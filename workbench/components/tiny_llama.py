@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from ..errors import ModelError
 from ..events import Cancel, Progress, ProgressCallback
 from .cache import build_once, cache_dir
+from .quiet import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 NAME = "tiny-llama"
-NOTE = "Random weights, made on this machine: for trying things out, not for use. Tokenizer trained on Python's docstrings."
+NOTE = "Random weights, made on this machine: for trying things out, not for use."
 
 VOCAB_SIZE = 1024
 WEIGHT_SEED = 0
@@ -107,5 +108,6 @@ def _build(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(WEIGHT_SEED)
         model = LlamaForCausalLM(config())
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
