@@ -15,8 +15,8 @@ from ..recipe import Recipe, field_info
 from ..report.charts import timeline_figure
 from ..report.html import render_effects, render_estimate
 from .background import Background, Outcome
-from .fields import FieldView
-from .pieces import ErrorBox, Fold, PlotlyBox, ProgressLine, card
+from .fields import FieldView, set_hidden
+from .pieces import ErrorBox, Fold, PlotlyBox, ProgressLine, button, card
 from .view_model import Change, PanelModel, format_field
 
 DEBOUNCE_S = 0.03
@@ -50,13 +50,14 @@ class EstimateView:
         self._picture = widgets.HTML(EMPTY)
         self._progress = ProgressLine(lambda: background.cancel("estimate"))
         self._error = ErrorBox()
+        self._again = button("Estimate again", self.request, "wb-hidden", "wb-estimate-again")
         self._timeline = PlotlyBox(use_plotly=use_plotly)
         self._fold = Fold("Memory over the traced steps", (self._timeline.widget,), on_open=self._draw_timeline)
         self.box = card(
             3,
             "Estimate",
             "Traced from the real model code; follows every change.",
-            (self._error.box, self._picture, self._progress.box, self._fold.box),
+            (self._error.box, self._again, self._picture, self._progress.box, self._fold.box),
             "wb-card-estimate",
         )
         model.listen(self._changed)
@@ -97,10 +98,12 @@ class EstimateView:
     def _done(self, outcome: Outcome) -> None:
         self._progress.hide()
         self.box.remove_class("wb-busy")
+        set_hidden(self._again, not outcome.was_cancelled)
         if outcome.was_cancelled:
-            self._error.say(
-                "The estimate was cancelled; the figures below are of earlier settings. Any change starts it again."
-            )
+            earlier = " The figures below are of earlier settings." if self.estimate is not None else ""
+            self._error.say(f"The estimate was cancelled.{earlier}")
+            if self.estimate is None:
+                self._picture.value = ""
             return
         if outcome.error is not None:
             self._fail(outcome.error)

@@ -72,7 +72,7 @@ def render_estimate(estimate: Estimate) -> str:
         for name, value, more in facts
     )
     return (
-        f'<div class="wb-estimate">{verdict}'
+        f'<div class="wb-estimate" data-recipe="{escape(estimate.recipe_digest)}">{verdict}'
         f"{render_memory_bar(memory.breakdown, memory.capacity_bytes, memory.interval_bytes)}"
         f'<ul class="wb-legend">{legend}</ul><div class="wb-facts">{cells}</div>{render_notes(estimate.notes)}</div>'
     )
