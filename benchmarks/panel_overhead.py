@@ -1,8 +1,8 @@
 """What the panel and the meters cost a training run: interleaved pairs of the same run with and without them.
 
-Both halves of a pair run in one real Jupyter kernel whose messages a client receives, as a browser would. "With" is what
-Start does (recorder, meters, doctors, panel with its streaming plots); "without" is the same trainer with nothing attached.
-The ratio compares the median time of a step. Aim: median ratio of at least 5 pairs at most 1.02.
+Both halves of a pair run in one real Jupyter kernel whose messages a client receives, as a browser would. "With" is
+what Start does (recorder, meters, doctors, panel with its streaming plots); "without" is the same trainer with nothing
+attached. The ratio compares the median time of a step. Aim: median ratio of at least 5 pairs at most 1.02.
 
     python benchmarks/panel_overhead.py [--pairs 5] [--steps 40] [--model smollm2-135m-instruct] [--json]
 """
