@@ -152,4 +152,4 @@ def _chunk_nll(causal: Any, hidden: Tensor, labels: Tensor) -> Tensor:
 def _is_fake(tensor: Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+    return isinstance(tensor, FakeTensor) or tensor.is_meta

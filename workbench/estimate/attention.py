@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .optimizers import without_modes
+
 # Rows of the log-sum-exp are padded to a multiple of this by the memory-efficient kernel.
 # Source: kAlignLSE, aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h.
 EFFICIENT_LSE_ROWS = 32
@@ -80,9 +82,17 @@ def attend_cuda(
     *,
     capability: tuple[int, int],
     note: Note,
+    kernel: str | None = None,
 ) -> Tensor:
-    """Stand in for ``scaled_dot_product_attention`` on a CUDA device; ``note`` is told what the fused kernels do."""
-    kernel = choose_kernel(query, key, value, attn_mask, capability=capability, enable_gqa=enable_gqa)
+    """Stand in for ``scaled_dot_product_attention`` on a CUDA device; ``note`` is told what the fused kernels do.
+
+    ``kernel`` pins the kernel. Who pins the memory-efficient one for shared key heads, which it refuses, has to repeat
+    the heads first; so does this.
+    """
+    if kernel == "efficient" and key.shape[-3] != query.shape[-3]:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, dim=-3), value.repeat_interleave(groups, dim=-3)
+    kernel = kernel or choose_kernel(query, key, value, attn_mask, capability=capability, enable_gqa=enable_gqa)
     mask = _float_mask(attn_mask, query.dtype)
     if kernel == "math":
         return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
@@ -112,7 +122,7 @@ def attend_cpu(
     mask = _float_mask(attn_mask, query.dtype)
     stand_ins = [_expanded(item.shape, item.dtype) for item in (query, key, value)]
     shown = None if mask is None else _expanded(mask.shape, mask.dtype)
-    with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+    with without_modes():
         choice = torch._fused_sdp_choice(*stand_ins, shown, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if choice == 1:  # SDPBackend.FLASH_ATTENTION
         attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -122,7 +132,7 @@ def attend_cpu(
 
 def _expanded(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Return a real CPU tensor of a shape that holds one row only."""
-    with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+    with without_modes():
         return torch.empty(shape[-1], dtype=dtype).expand(shape)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +49,18 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float, *, on_cuda: 
             torch._foreach_mul_(group, factor)
 
 
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Leave all modes of this thread for a moment, so that real tensors can be computed in the middle of a trace."""
+    from torch.overrides import _pop_mode_temporarily
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.enter_context(_pop_mode_temporarily())
+        stack.enter_context(_disable_current_modes())
+        yield
+
+
 def step_optimizer(
     recipe: Recipe, optimizer: torch.optim.Optimizer, recorder: StorageRecorder, *, on_cuda: bool
 ) -> None:
@@ -61,7 +75,7 @@ def step_optimizer(
     bnb_optimizer: Any = optimizer
     if not bnb_optimizer.name2qmap:
         # The tables are computed from values, on the CPU.
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        with without_modes():
             bnb_optimizer.fill_qmap()
     pages = bnb_optimizer.is_paged and on_cuda
     for group_index, group in enumerate(optimizer.param_groups):

@@ -89,16 +89,24 @@ def quant_parts(parameter: nn.Parameter, module: nn.Module) -> list[Tensor]:
 
 def stand_in(func: Any, args: Any) -> Any:
     """Return the result of a bitsandbytes operator whose shape depends on values, or None for other operators."""
-    if func._schema.name != "bitsandbytes::int8_vectorwise_quant":
-        return None
-    source, threshold = args[0], args[1] if len(args) > 1 else 0.0
-    packed = torch.empty(source.shape, dtype=torch.int8, device="meta")
-    rows = torch.empty(source.numel() // source.shape[-1], dtype=torch.float32, device="meta")
-    columns = None
-    if threshold:
-        count = max(1, round(source.shape[-1] * OUTLIER_FRACTION))
-        columns = torch.empty(count, dtype=torch.int64, device="meta")
-    return packed, rows, columns
+    name = func._schema.name
+    if name == "bitsandbytes::int8_vectorwise_quant":
+        source, threshold = args[0], args[1] if len(args) > 1 else 0.0
+        packed = torch.empty(source.shape, dtype=torch.int8, device="meta")
+        rows = torch.empty(source.numel() // source.shape[-1], dtype=torch.float32, device="meta")
+        columns = None
+        if threshold:
+            count = max(1, round(source.shape[-1] * OUTLIER_FRACTION))
+            columns = torch.empty(count, dtype=torch.int64, device="meta")
+        return packed, rows, columns
+    if name == "bitsandbytes::int8_mixed_scaled_mm":
+        source, _, weight, _, _, columns = args[:6]
+        output = torch.empty((*source.shape[:-1], weight.shape[0]), dtype=source.dtype, device="meta")
+        outliers = None
+        if columns is not None:
+            outliers = torch.empty((source.numel() // source.shape[-1], columns.numel()), dtype=source.dtype, device="meta")
+        return output, outliers
+    return None
 
 
 def transient_bytes(func: Any, args: Any, kwargs: Any, capability: tuple[int, int] | None) -> list[int]:

@@ -23,6 +23,11 @@ _SILENT, _SINGLE, _MANY, _ALIAS = 0, 1, 2, 3
 
 _KINDS: dict[Any, int] = {}
 
+# Operators whose result may share its argument's storage though their schema does not say so.
+_ALIASING = frozenset(
+    f"aten::{name}" for name in ("lift_fresh", "lift_fresh_copy", "lift", "set_", "resize_", "_unsafe_view", "reshape")
+)
+
 # AccumulateGrad nodes have this sequence number; they run as soon as their gradient exists.
 _NO_SEQUENCE = 2**64 - 1
 
@@ -39,7 +44,7 @@ def operator_kind(func: Any) -> int:
     if kind is None:
         returns = func._schema.returns
         name = func._schema.name
-        if name in ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::set_", "aten::resize_", "aten::lift"):
+        if name in _ALIASING:
             kind = _ALIAS
         elif not returns or all(value.alias_info is not None for value in returns):
             kind = _SILENT

@@ -24,6 +24,7 @@ from .estimate import BatchShape, Estimate
 from .memory import estimate_memory, process_base_bytes
 from .optimizers import paged_host_bytes
 from .quantized import add_quant_states
+from .script import OUR_TRAINER, Script
 from .shape import full_shape
 from .structure import layer_period
 from .time import estimate_time
@@ -94,6 +95,7 @@ def estimate_run(
     device: Device | None = None,
     *,
     shape: BatchShape | None = None,
+    script: Script = OUR_TRAINER,
     progress: ProgressCallback | None = None,
     cancel: Cancel | None = None,
 ) -> Estimate:
@@ -103,6 +105,7 @@ def estimate_run(
         recipe: The settings.
         device: The target; None takes the Recipe's.
         shape: Batches, from ``shape_of_data``; None assumes that every sample fills ``max_length``.
+        script: What another training script than ours does otherwise.
         progress: Told about the stage ``"trace"``.
         cancel: Looked at between segments of the trace.
 
@@ -128,7 +131,7 @@ def estimate_run(
     process_base_bytes()
     notes: list[str] = []
     traceable = _traceable(recipe, batch, notes)
-    traced, was_cached = _traced(traceable, target, batch, progress, cancel)
+    traced, was_cached = _traced(traceable, target, batch, script, progress, cancel)
     schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps)
     memory = estimate_memory(
         schedule,
@@ -214,12 +217,13 @@ def _traced(
     recipe: Recipe,
     device: Device,
     batch: BatchShape,
+    script: Script,
     progress: ProgressCallback | None,
     cancel: Cancel | None,
 ) -> tuple[_Traced, bool]:
     shape = _trace_shape(recipe, batch)
     accumulates = recipe.training.gradient_accumulation_steps > 1
-    key = f"{_key(recipe, device, for_model=False)} {shape} {accumulates}"
+    key = f"{_key(recipe, device, for_model=False)} {shape} {accumulates} {script.name}"
     with _CACHE:
         found = _LIVES.get(key)
         if found is not None:
@@ -229,7 +233,7 @@ def _traced(
         progress(Progress("trace", 0, 1, f"Tracing {recipe.model.name_or_path}"))
     with exclusive(cancel):
         try:
-            traced = _trace(recipe, device, shape, cancel)
+            traced = _trace(recipe, device, shape, script, cancel)
         except (WorkbenchError, MemoryError):
             raise
         except Exception as error:
@@ -246,16 +250,18 @@ def _traced(
     return traced, False
 
 
-def _trace(recipe: Recipe, device: Device, shape: TraceShape, cancel: Cancel | None) -> _Traced:
+def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, cancel: Cancel | None) -> _Traced:
     source = find_source(recipe, for_training=False, cancel=cancel)
-    built = _built(recipe, source, device, cancel, is_whole=False)
-    trace = trace_run(recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel)
+    built = _built(recipe, source, device, script, cancel, is_whole=False)
+    trace = trace_run(recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel, script=script)
     if built.period:
         try:
             life = unroll(trace.tape, built.num_layers, built.period)
         except NotUniformError:
-            built = _built(recipe, source, device, cancel, is_whole=True)
-            trace = trace_run(recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel)
+            built = _built(recipe, source, device, script, cancel, is_whole=True)
+            trace = trace_run(
+                recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel, script=script
+            )
             life = whole(trace.tape)
     else:
         life = whole(trace.tape)
@@ -285,8 +291,10 @@ def _lists(built: _Built) -> dict[str, int]:
     return layer_lists(built.model)
 
 
-def _built(recipe: Recipe, source: ModelSource, device: Device, cancel: Cancel | None, *, is_whole: bool) -> _Built:
-    key = f"{_key(recipe, device, for_model=True)} {is_whole}"
+def _built(
+    recipe: Recipe, source: ModelSource, device: Device, script: Script, cancel: Cancel | None, *, is_whole: bool
+) -> _Built:
+    key = f"{_key(recipe, device, for_model=True)} {is_whole} {script.name if script.adapt else ''}"
     found = _MODELS.get(key)
     if found is not None:
         _MODELS.move_to_end(key)
@@ -297,6 +305,8 @@ def _built(recipe: Recipe, source: ModelSource, device: Device, cancel: Cancel |
     model = build_model(recipe, source, device, place="meta", num_hidden_layers=few, cancel=cancel)
     load_dtype = load_weight_dtype(recipe, source, device)
     add_quant_states(model, recipe, load_dtype)
+    if script.adapt is not None:
+        model = script.adapt(model)
     built = _Built(model, count, period if few else 0, load_dtype)
     _MODELS[key] = built
     while len(_MODELS) > MAX_MODELS:

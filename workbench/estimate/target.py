@@ -73,10 +73,12 @@ class TargetMode(TorchFunctionMode):
 
     Args:
         device: The target.
+        sdpa_kernel: Pins the kernel of ``scaled_dot_product_attention``; None lets the device's rules choose.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, sdpa_kernel: str | None = None) -> None:
         super().__init__()
+        self.sdpa_kernel = sdpa_kernel
         self.kind = "cuda" if device.has_caching_allocator else "cpu"
         self.torch_device = torch.device(self.kind, 0) if self.kind == "cuda" else torch.device("cpu")
         # A card without a compute capability (ROCm) has a flash kernel with the same rules.
@@ -221,8 +223,8 @@ def _stay(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
 def _backward(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> None:
     if mode.on_backward is not None:
         mode.on_backward()
-    with mode:  # A handler runs without its mode; backward and what it computes again need it.
-        torch.autograd.backward(args[0], kwargs.pop("gradient", None), **kwargs)
+    # The autograd engine leaves function modes behind; what is computed again in backward enters this one by itself.
+    torch.autograd.backward(args[0], kwargs.pop("gradient", None), **kwargs)
 
 
 def _dropout(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -239,7 +241,9 @@ def _attend(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
         cast = functools.partial(mode._cast_one, dtype=torch.get_autocast_dtype(mode.kind))
         args, kwargs = _map(cast, args), {name: cast(value) for name, value in kwargs.items()}
     if mode.kind == "cuda":
-        return attention.attend_cuda(*args, **kwargs, capability=mode.capability, note=mode.on_attention)
+        return attention.attend_cuda(
+            *args, **kwargs, capability=mode.capability, note=mode.on_attention, kernel=mode.sdpa_kernel
+        )
     return attention.attend_cpu(*args, **kwargs)
 
 

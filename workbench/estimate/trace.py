@@ -28,6 +28,7 @@ from ..recipe import Recipe
 from .fake import MetaRecorder
 from .optimizers import clip_gradients, step_optimizer
 from .quantized import quant_parts
+from .script import OUR_TRAINER, Script
 from .tape import Tape
 from .target import TargetMode, TargetPrecision
 
@@ -105,6 +106,7 @@ def trace_run(
     *,
     load_dtype: torch.dtype,
     cancel: Cancel | None = None,
+    script: Script = OUR_TRAINER,
 ) -> Trace:
     """Trace one run of ``model``, which lies on the meta device and keeps no trace of this.
 
@@ -115,19 +117,20 @@ def trace_run(
         shape: Shapes of the batches.
         load_dtype: Dtype the weights have in memory before anything is quantized or cast.
         cancel: Looked at between segments.
+        script: The training script; its ``adapt`` was already applied to ``model``.
 
     Raises:
         Cancelled: The user cancelled.
     """
     recorder = MetaRecorder(model, answer=not (shape.padded or shape.packed), capability=device.compute_capability)
-    mode = TargetMode(device)
+    mode = TargetMode(device, script.sdpa_kernel)
     precision = TargetPrecision.of(resolve_precision(recipe, device), mode)
     runner = _Checkpointing(recorder, mode)
     mode.on_backward = functools.partial(recorder.begin_phase, "backward")
     mode.on_attention = recorder.add_attention
     try:
-        with _graph_on(), runner.installed(model), mode, recorder:
-            driver = _Driver(recipe, model, shape, recorder, precision, load_dtype, cancel)
+        with _graph_on(), script.around(), runner.installed(model), mode, recorder:
+            driver = _Driver(recipe, model, shape, recorder, precision, load_dtype, cancel, script)
             driver.load()
             driver.run(mode.kind == "cuda")
     finally:
@@ -185,7 +188,7 @@ class _Checkpointing:
     def _recompute(self, module: int, dtype: torch.dtype | None) -> Iterator[None]:
         state = self._recorder.enter_recompute(module)
         try:
-            with self._mode.autocast(dtype):
+            with self._mode, self._mode.autocast(dtype):
                 yield
         finally:
             self._recorder.leave_recompute(state)
@@ -216,9 +219,11 @@ class _Driver:
         recorder: MetaRecorder,
         precision: TargetPrecision,
         load_dtype: torch.dtype,
-        cancel: Cancel | None = None,
+        cancel: Cancel | None,
+        script: Script,
     ) -> None:
         self._load_dtype = load_dtype
+        self._script, self._kept = script, None
         self._recipe, self._model, self._shape = recipe, model, shape
         self._recorder, self._precision, self._cancel = recorder, precision, cancel
 
@@ -298,6 +303,7 @@ class _Driver:
                 if token is not None:
                     tape.categories[token] = "optimizer_state"
         recorder.begin_segment("zero", "optimizer")
+        self._kept = None
         model.zero_grad()
         self._evaluate()
         recorder.begin_segment("end", "end")
@@ -310,7 +316,16 @@ class _Driver:
         num_items = torch.empty((), dtype=torch.int64, device="meta")
         self._recorder.add_tensor(num_items, "input")
         scaler = _Scaler() if self._precision.uses_grad_scaler else None
-        micro_step(self._recipe, self._model, batch, num_items, self._precision, scaler)
+        if self._script.forward is None:
+            micro_step(self._recipe, self._model, batch, num_items, self._precision, scaler)
+            return
+        with self._precision.autocast(""):
+            loss, self._kept = self._script.forward(self._recipe, self._model, batch)
+        if not self._script.keeps_outputs:
+            self._kept = None
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if self._recipe.training.gradient_accumulation_steps > 1:
+            self._kept = None  # A segment that is repeated must end what it began.
 
     def _evaluate(self) -> None:
         if not self._shape.eval_batch_size:
