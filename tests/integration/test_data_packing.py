@@ -10,7 +10,7 @@ import torch
 
 from workbench.components import tiny_llama
 from workbench.components.collator import Collator
-from workbench.components.packing import join_samples
+from workbench.components.packing import ISOLATING_MODEL_TYPES, join_samples
 
 GENERATOR = np.random.default_rng(0)
 SAMPLES = [GENERATOR.integers(3, 1000, size=size).astype(np.int32) for size in (11, 17, 5, 9)]
@@ -86,3 +86,52 @@ def test_an_attention_mask_would_break_it(model: Any) -> None:
     with torch.no_grad():
         masked = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=mask).logits
     assert not torch.allclose(masked[:, 11:], logits(model, pack(first, second))[:, 11:], atol=1e-3)
+
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_kv_heads": 4,
+    "vocab_size": 1000,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "moe_intermediate_size": 32,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NO_DROPOUT = ("hidden_dropout", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+
+
+@pytest.mark.parametrize("model_type", sorted(ISOLATING_MODEL_TYPES))
+def test_every_model_type_of_the_list_keeps_samples_apart(model_type: str) -> None:
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    config_class = CONFIG_MAPPING[model_type]
+    known = set(vars(config_class())) | {"hidden_size"}
+    values = {name: value for name, value in SMALL.items() if name in known} | dict.fromkeys(NO_DROPOUT, 0.0)
+    if "head_dim" in known:
+        values["head_dim"] = 16
+    config = config_class.from_dict(values)
+    config.use_cache = False
+    implementations = ["eager"]
+    if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa:
+        implementations.append("sdpa")
+    for implementation in implementations:
+        torch.manual_seed(0)
+        small = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).float().train()
+        first, second, third, _ = SAMPLES
+        packed = logits(small, pack(first, second, third))
+        changed = logits(small, pack((first + 1) % 997, second, third))
+        # Experts compute tokens of all samples together, in groups whose size changes the rounding.
+        assert torch.allclose(packed[:, 11:], changed[:, 11:], atol=1e-5), implementation
+        assert not torch.equal(packed[:, :11], changed[:, :11]), implementation
+        alone = logits(small, {"input_ids": second, "labels": second})
+        assert torch.allclose(packed[0, 11:28], alone[0], atol=1e-4), implementation

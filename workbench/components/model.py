@@ -125,6 +125,19 @@ def _on_meta(recipe: Recipe, config: Any, dtype: torch.dtype, precision: Precisi
     return model, quantized
 
 
+def attention_implementation(recipe: Recipe, config: Any) -> str:
+    """Return the attention code that is used: models without SDPA (Gemma 2, MPT, gpt-oss) compute it eagerly.
+
+    SDPA is the Recipe's default, so a recipe that names such a model only would otherwise not be a run.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    wanted = recipe.model.attn_implementation
+    if wanted == "sdpa" and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "sdpa" if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa else "eager"
+    return wanted
+
+
 def _skeleton(recipe: Recipe, config: Any, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
@@ -132,7 +145,7 @@ def _skeleton(recipe: Recipe, config: Any, dtype: torch.dtype) -> nn.Module:
         return AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
-            attn_implementation=recipe.model.attn_implementation,
+            attn_implementation=attention_implementation(recipe, config),
             trust_remote_code=recipe.model.trust_remote_code,
         )
 
@@ -150,7 +163,7 @@ def _load(
     from transformers.utils import logging
 
     options: dict[str, Any] = {
-        "attn_implementation": recipe.model.attn_implementation,
+        "attn_implementation": attention_implementation(recipe, config),
         "trust_remote_code": recipe.model.trust_remote_code,
     }
     if not source.has_weights or source.path is None:

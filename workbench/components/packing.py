@@ -3,8 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ..errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Model types whose code keeps packed samples apart, each measured by tests/integration/test_data_packing.py. Others
+# do so silently or not: OPT, MPT, BLOOM and gpt-oss (transformers 5.24) do not hand the positions to their masks, and
+# models with a recurrent state (Mamba, Qwen3-Next) have no mask at all.
+ISOLATING_MODEL_TYPES = frozenset(
+    {
+        "cohere",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    }
+)
+
+
+def require_isolation(config: PretrainedConfig, name: str) -> None:
+    """Raise ModelError when packed samples would see each other in this model.
+
+    Raises:
+        ModelError: The model type was not measured to keep them apart, or it uses ALiBi positions.
+    """
+    text = config.get_text_config()
+    if text.model_type not in ISOLATING_MODEL_TYPES or getattr(text, "alibi", False):
+        raise ModelError(
+            f"{name} is a {text.model_type} model, in which packed samples are not known to be kept apart. "
+            "Set data.packing=false; data.group_by_length=true saves padding too."
+        )
 
 
 def pack_lengths(lengths: Sequence[int] | np.ndarray, max_length: int) -> list[list[int]]:

@@ -13,6 +13,7 @@ from ..errors import ModelError
 from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
 from . import catalogue, hub
+from .packing import require_isolation
 from .tokenizer import has_tokenizer_files, load_tokenizer
 
 if TYPE_CHECKING:
@@ -86,10 +87,12 @@ def find_source(
 
     Raises:
         ModelError: The model is unknown, gated, broken, needs code that the Recipe does not allow, has no weights where
-            they are needed, or the hub does not answer.
+            they are needed, lets packed samples see each other while the Recipe packs, or the hub does not answer.
         Cancelled: The user cancelled.
     """
     source = _find(recipe, for_training, progress, cancel)
+    if recipe.data.packing:
+        require_isolation(source.config, source.name)
     if for_training and not source.has_weights:
         raise ModelError(
             f"{source.name!r} is known by its config only, which is enough to estimate, not to train. "

@@ -53,7 +53,7 @@ def test_full_disk_becomes_the_error_of_the_caller(tmp_path: Path) -> None:
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(ModelError, match="cannot be written \\(No space left on device\\).*WORKBENCH_CACHE"):
+    with pytest.raises(ModelError, match=r"cannot be written \(No space left on device\).*WORKBENCH_CACHE"):
         build_once(tmp_path / "x", full, ModelError)
 
 

@@ -101,3 +101,13 @@ def test_a_config_is_fresh_each_time() -> None:
     assert row is not None
     config_of(row).n_layer = 1
     assert config_of(row).n_layer == 12
+
+
+@pytest.mark.parametrize(("name", "expected"), [("gemma-2-2b", "eager"), ("mpt-7b", "eager"), ("llama-3.1-8b", "sdpa")])
+def test_models_without_sdpa_are_built_with_eager_attention(name: str, expected: str) -> None:
+    from workbench.components.model import attention_implementation
+    from workbench.recipe import Recipe
+
+    row = find_row(name)
+    assert row is not None
+    assert attention_implementation(Recipe(), config_of(row)) == expected

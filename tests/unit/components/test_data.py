@@ -66,7 +66,7 @@ def test_evaluation_choices(tiny_tokenizer: Any, hundred: Path, recipe_for: Reci
     other = write_jsonl(*[question(index) for index in range(200, 210)], name="held.jsonl")
     named = prepare_data(recipe_for(hundred, evaluation__split=str(other)), tiny_tokenizer)
     assert (len(named.train), len(named.evaluation or ())) == (100, 10)
-    with pytest.raises(DataError, match="has no split 'test'. Set evaluation.split to auto, none"):
+    with pytest.raises(DataError, match=r"has no split 'test'. Set evaluation.split to auto, none"):
         prepare_data(recipe_for(hundred, evaluation__split="test"), tiny_tokenizer)
     tiny = prepare_data(recipe_for(write_jsonl(question(1), question(2), name="two.jsonl")), tiny_tokenizer)
     assert tiny.evaluation is None

@@ -27,7 +27,7 @@ def test_a_hub_without_answer_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hub, "is_offline", lambda: False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: time.sleep(5))
     start = time.monotonic()
-    with pytest.raises(ModelError, match="the hub does not answer \\(no answer within 0.2 s\\).*local folder"):
+    with pytest.raises(ModelError, match=r"the hub does not answer \(no answer within 0.2 s\).*local folder"):
         hub.require_repo("owner/model", kind="model")
     assert time.monotonic() - start < 2
 
@@ -71,7 +71,7 @@ def test_answers_become_one_sentence(monkeypatch: pytest.MonkeyPatch, kind: str,
 
 
 def test_data_sets_raise_their_own_error(silent_hub: list[str]) -> None:
-    with pytest.raises(DataError, match="the hub does not answer.*Give a local file"):
+    with pytest.raises(DataError, match=r"the hub does not answer.*Give a local file"):
         hub.require_repo("owner/rows", kind="dataset")
     assert silent_hub == ["owner/rows"]
 
@@ -82,5 +82,5 @@ def test_offline_mode_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hub, "_ask", fail)
     monkeypatch.setattr(hub, "is_offline", lambda: True)
-    with pytest.raises(ModelError, match="turned off \\(HF_HUB_OFFLINE\\)"):
+    with pytest.raises(ModelError, match=r"turned off \(HF_HUB_OFFLINE\)"):
         hub.require_repo("owner/model", kind="model")

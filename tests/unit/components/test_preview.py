@@ -47,7 +47,7 @@ def test_tokens_that_stand_for_no_text_are_named(
 
 
 def test_no_usable_row(tiny_tokenizer: Any, write_jsonl: Callable[..., Path], recipe_for: RecipeFor) -> None:
-    with pytest.raises(DataError, match="rows.jsonl, line 1: it is not JSON.*No row of rows.jsonl can be read"):
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: it is not JSON.*No row of rows.jsonl can be read"):
         preview_rows(recipe_for(write_jsonl("{", "{")), tiny_tokenizer)
     with pytest.raises(DataError, match=r"line 1, answer: it is empty\. None of the first 2 rows"):
         path = write_jsonl(*[{"question": "x", "answer": ""}] * 2)

@@ -75,5 +75,5 @@ def test_cancelled_in_the_middle_leaves_no_file(own_cache: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(own_cache: Path) -> None:
     own_cache.write_text("a file where the folder should be")
-    with pytest.raises(DataError, match="cannot be written.*WORKBENCH_CACHE"):
+    with pytest.raises(DataError, match=r"cannot be written.*WORKBENCH_CACHE"):
         python_docs.prepare()

