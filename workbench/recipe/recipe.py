@@ -289,8 +289,8 @@ def _sentence(path: str, item: Any) -> str:
         allowed = "one of " + ", ".join(map(str, known.choices))
     elif known.minimum is not None or known.maximum is not None:
         kind = {"int": "a whole number", "float": "a number"}.get(known.type_name, known.type_name)
-        low = "" if known.minimum is None else f" from {known.minimum:g}"
-        high = "" if known.maximum is None else f" up to {known.maximum:g}"
+        low = "" if known.minimum is None else f" from {_number(known.minimum)}"
+        high = "" if known.maximum is None else f" up to {_number(known.maximum)}"
         allowed = kind + low + high
     else:
         allowed = {"bool": "true or false", "str": "text, not empty", "list": "a list of names"}.get(
@@ -299,3 +299,8 @@ def _sentence(path: str, item: Any) -> str:
     if known.optional:
         allowed += ", or nothing"
     return f"{seen!r} is not allowed; allowed is {allowed}. The default is {known.default!r}."
+
+
+def _number(value: float) -> str:
+    """Return a limit as a person writes it: 1048576, not 1.04858e+06."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
