@@ -38,6 +38,9 @@ def add_quant_states(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> No
                 shape = torch.Size((module.out_features, module.in_features))
                 weight.quant_state = _quant_state(QuantState, shape, dtype, recipe)
                 module.quant_state = weight.quant_state
+            if module.bias is not None and module.compute_dtype is not None:
+                # The first forward pass casts the bias for good; a trace stands for every pass, so it is done before.
+                module.bias.data = module.bias.data.to(module.compute_dtype)
         elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
             weight = module.weight
             if module.state.CB is None:

@@ -130,7 +130,8 @@ class StorageRecorder(TorchDispatchMode):
 
     def leave_recompute(self, state: tuple[int, int, int, list[int]]) -> None:
         """Go back to what ``enter_recompute`` left; also when the recomputation stopped early by an exception."""
-        phase, self._module, self._layer, self._stack = state
+        # The layer stays: backward of the layer that was computed again goes on, and what dies here is its own.
+        phase, self._module, _, self._stack = state
         self._set_phase(phase)
         self._in_backward = True
 
