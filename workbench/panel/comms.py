@@ -48,12 +48,15 @@ def pump_comm_messages() -> int:
             break  # tornado's QueueEmpty; the class lives in different places over the versions
     handled = 0
     handled = 0
+    cell = (kernel._parent_ident["shell"], kernel.get_parent("shell"))
     for entry in waiting:
         if _message_type(kernel, entry).startswith("comm_"):
             _run_now(entry)
             handled += 1
         else:
             kernel.msg_queue.put_nowait(entry)
+    if handled:
+        kernel.set_parent(*cell)  # what the running cell prints from here on belongs to it again
     return handled
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +110,38 @@ def read_facts(session: Any) -> RunFacts:
     )
 
 
-def describe_leak(session: Any, counter: str, capacity_bytes: int | None = None) -> tuple[str, str]:
-    """Return the leak verdict's word and its sentence, which says what was watched."""
+def describe_leak(session: Any) -> tuple[str, str]:
+    """Return the leak verdict's word and its sentence, which says what was watched; empty before the first step."""
     history = getattr(session, "history", None)
     if history is None or not len(history):
         return "too_early", ""
-    verdict = judge_memory(history, counter=counter, capacity_bytes=capacity_bytes)
+    judge = getattr(session, "leak_verdict", None)
+    verdict = judge() if judge is not None else judge_memory(history, counter="allocated bytes")
     return verdict.verdict, verdict.text
+
+
+def list_findings(session: Any) -> list[tuple[str, list[str]]]:
+    """Return ``(summary, what to do)`` of what the doctors found, leaks excepted: they have their own line."""
+    found = [finding.to_dict() for finding in getattr(session, "findings", ())]
+    if isinstance(session, EndedRun):
+        found = _read_findings(session.run_dir)
+    return [
+        (str(one.get("summary", "")), [str(fix.get("text", "")) for fix in one.get("fixes", ())])
+        for one in found
+        if one.get("kind") != "leak" and one.get("is_fault", True)
+    ]
+
+
+def _read_findings(run_dir: Path) -> list[dict[str, Any]]:
+    try:
+        lines = (run_dir / "findings.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found.append(dict(json.loads(line)["data"]))
+    return found
 
 
 def _newest(history: Any, name: str) -> float | None:

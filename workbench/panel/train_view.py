@@ -10,10 +10,10 @@ import ipywidgets as widgets
 
 from ..estimate.estimate import Estimate
 from ..events import LIVE_STATES, Progress
-from ..report.run_html import render_result, render_run_facts, render_run_head
+from ..report.run_html import render_findings, render_result, render_run_facts, render_run_head
 from .fields import classed, set_hidden
 from .pieces import ErrorBox, button, card, render_progress
-from .runs import EndedRun, describe_leak, read_facts
+from .runs import EndedRun, describe_leak, list_findings, read_facts
 from .stream import Flusher, choose_plot
 
 LEAK_EVERY_STEPS = 10
@@ -45,9 +45,11 @@ class TrainView:
         self._progress = widgets.HTML()
         self._facts = widgets.HTML()
         self._leak = classed(widgets.HTML(), "wb-leak")
+        self._findings = classed(widgets.HTML(), "wb-findings")
         self._result = classed(widgets.HTML(), "wb-result")
         self.error = ErrorBox()
-        plot_widget = getattr(self._plot, "widget", self._plot)
+        # In a box of its own: third-party widgets do not follow changes of their classes.
+        self._plot_box = classed(widgets.VBox((getattr(self._plot, "widget", self._plot),)), "wb-plots")
         self.box = card(
             4,
             "Train",
@@ -59,13 +61,13 @@ class TrainView:
                 self._progress,
                 self._facts,
                 self._result,
+                self._findings,
                 self._leak,
-                plot_widget,
+                self._plot_box,
             ),
             "wb-card-train",
         )
-        self._plot_widget = plot_widget
-        set_hidden(plot_widget, True)
+        set_hidden(self._plot_box, True)
         self._show_state("idle")
 
     def set_estimate(self, estimate: Estimate) -> None:
@@ -83,9 +85,9 @@ class TrainView:
         self._last_state = ""
         self._leak_step = -1
         self.error.clear()
-        self._result.value = self._leak.value = ""
+        self._result.value = self._findings.value = self._leak.value = ""
         self._plot.attach(getattr(session, "history", None), str(session.run_dir))
-        set_hidden(self._plot_widget, False)
+        set_hidden(self._plot_box, False)
         self._tick(True)
         if self._can_control():
             self._flusher = Flusher(self._tick, lambda: session.state).start()
@@ -172,10 +174,11 @@ class TrainView:
         set_hidden(self._progress, not live and state != "stopped")
 
     def _show_leak(self, session: Any) -> None:
-        word, text = describe_leak(session, counter_name(session))
+        word, text = describe_leak(session)
         if text:
             kind = f" wb-note-{LEAK_NOTES[word]}" if LEAK_NOTES.get(word) else ""
             _set(self._leak, f'<div class="wb-note{kind}">{escape(text)}</div>')
+        _set(self._findings, render_findings(list_findings(session)))
 
     def _show_end(self, session: Any) -> None:
         if session.error is not None:
@@ -190,11 +193,6 @@ class TrainView:
 def predicted_peak(estimate: Estimate) -> float:
     """Return the level that the measured peak is compared with."""
     return float(estimate.memory.peak_allocated_bytes)
-
-
-def counter_name(session: Any) -> str:
-    """Return what the memory meter of a session counts, for the leak verdict's text."""
-    return str(getattr(session, "memory_counter", "allocated bytes"))
 
 
 def _set(widget: Any, value: str) -> None:

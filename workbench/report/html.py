@@ -15,7 +15,7 @@ from ..estimate.estimate import VERDICT_TEXTS, Estimate
 from ..events import MEMORY_CATEGORIES
 from ..units import format_bytes, format_count, format_seconds
 from .charts import CATEGORY_COLOURS, render_memory_bar
-from .text import CATEGORY_LABELS, VERDICT_SIGNS, describe_effect
+from .text import CATEGORY_LABELS, VERDICT_SIGNS, describe_effect, format_range
 
 BASIS_TEXTS: dict[str, str] = {
     "table": "from the device table",
@@ -53,11 +53,11 @@ def render_estimate(estimate: Estimate) -> str:
     peak = memory.peak_phase + (f", step {memory.peak_step + 1}" if memory.peak_step is not None else "")
     facts = [
         ("Peak", peak, f"{format_bytes(memory.peak_allocated_bytes)} allocated"),
-        ("Range", f"{format_bytes(low)} to {format_bytes(high)}", "of what the process takes"),
+        ("Range", format_range(low, high, format_bytes), "of what the process takes"),
         (
             "Step",
             format_seconds(time.step_s),
-            f"{format_seconds(time.interval_s[0])} to {format_seconds(time.interval_s[1])}",
+            format_range(*time.interval_s, format_seconds),
         ),
         ("Speed", f"{format_count(time.tokens_per_s)} tokens/s", BASIS_TEXTS.get(time.basis, time.basis)),
         _total_fact(estimate),

@@ -70,6 +70,14 @@ def signed(value: float, form: Callable[[float], str]) -> str:
     return f"{'−' if value < 0 else '+'}{form(abs(value))}"
 
 
+def format_range(low: float, high: float, form: Callable[[float], str]) -> str:
+    """Return two values as ``"2.4 to 3 GiB"``; the unit is written once where it is the same."""
+    first, last = form(low), form(high)
+    number, _, unit = first.rpartition(" ")
+    is_same = number and " " not in number and last.endswith(f" {unit}")
+    return f"{number if is_same else first} to {last}"
+
+
 def describe_run(state: str, step: int, num_steps: int | None, loss: float | None) -> str:
     """Return one line on a run, e.g. ``"Fine-tuning panel: running, step 12 of 40, loss 2.31"``."""
     of = f" of {num_steps}" if num_steps else ""
