@@ -21,12 +21,15 @@ _HOMES = {
     "Recipe": "recipe",
     "Session": "train.session",
     "Workbench": "panel",
+    "check": "pipeline.checking",
     "estimate_run": "estimate",
     "find_device": "hardware",
     "plan_run": "plan",
     "preset": "recipe",
+    "release": "pipeline.releasing",
     "start_session": "pipeline",
     "target_device": "hardware",
+    "watch": "pipeline.watching",
 }
 
 __all__ = [
@@ -36,12 +39,15 @@ __all__ = [
     "Session",
     "Workbench",
     "__version__",
+    "check",
     "estimate_run",
     "find_device",
     "plan_run",
     "preset",
+    "release",
     "start_session",
     "target_device",
+    "watch",
 ]
 
 if TYPE_CHECKING:
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
     from .estimate.estimate import Estimate
     from .hardware import Device, find_device, target_device
     from .panel import Workbench
-    from .pipeline import start_session
+    from .pipeline import check, release, start_session, watch
     from .plan import plan_run
     from .recipe import Recipe, preset
     from .train.session import Session

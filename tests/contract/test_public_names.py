@@ -14,12 +14,15 @@ PUBLIC = {
     "Session",
     "Workbench",
     "__version__",
+    "check",
     "estimate_run",
     "find_device",
     "plan_run",
     "preset",
+    "release",
     "start_session",
     "target_device",
+    "watch",
 }
 
 

@@ -58,7 +58,6 @@ release.cycle | A reference cycle waits for the garbage collector | Break the cy
 release.output_history | The notebook's output history holds a displayed tensor | Run %reset -f out, or end such lines with a semicolon.
 release.optimizer | The optimizer holds the parameters and its moments | Delete the optimizer with the model.
 release.variable | A variable still holds tensors | Delete the variable.
-release.phase_over | State of a finished phase is alive while the next needs memory | Save, release, then convert.
 release.idle_adapters | Adapters that are not active stay loaded | Call delete_adapter for those you no longer need.
 oom.optimizer_state | The optimizer made its state and memory ran out | Use an 8-bit or paged optimizer, or train fewer parameters.
 oom.longest_batch | A longer batch than any before | Cap the length or use a token budget.

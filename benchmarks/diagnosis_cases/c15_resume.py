@@ -1,0 +1,26 @@
+"""The optimizer state is loaded next to a live copy."""
+
+import torch
+import os
+import tempfile
+from tiny import batch_of, tiny_llama
+import workbench
+
+HEALTHY = globals().get("HEALTHY", False)
+
+model = tiny_llama(layers=3, hidden=256)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loss = model(**batch_of(0)).loss
+loss.backward()
+optimizer.step()
+optimizer.zero_grad()
+del loss
+path = os.path.join(tempfile.mkdtemp(), "optimizer.pt")
+torch.save(optimizer.state_dict(), path)
+with workbench.watch(model, optimizer, limit="200 MiB" if HEALTHY else "40 MiB") as w:
+    optimizer.load_state_dict(torch.load(path, weights_only=True))
+    batch = batch_of(1)
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    w.step(loss=loss, batch=batch)

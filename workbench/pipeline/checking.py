@@ -1,0 +1,85 @@
+"""``check``: the pre-flight audit of a Recipe, a Trainer, or a dict of what a run will use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..diagnose.audit import Subject, audit
+from ..diagnose.finding import Finding
+from ..recipe import Recipe
+
+_KEYS = frozenset(Subject.__dataclass_fields__) - {"notes"}
+AUDIT_ROWS = 64
+
+
+def check(target: Any) -> list[Finding]:
+    """Audit a run before it begins.
+
+    Args:
+        target: A Recipe; a transformers or TRL ``Trainer``; or a dict with any of ``model``, ``tokenizer``, ``dataset``,
+            ``optimizer``, ``collator``, ``dataloader``, ``args``, ``eval_dataset``, ``max_length``, ``packing``,
+            ``assistant_only_loss``, ``response_template``, ``batch``, ``saved_folder``, ``resumed_step``, ``scheduler``.
+
+    Returns:
+        One finding per fault; empty when nothing is wrong.
+
+    Raises:
+        TypeError: ``target`` is none of these.
+        ValueError: The dict holds a name that is not known.
+    """
+    if isinstance(target, Recipe):
+        return audit(_subject_of_recipe(target))
+    if isinstance(target, Mapping):
+        unknown = sorted(set(target) - _KEYS)
+        if unknown:
+            raise ValueError(f"check() got {unknown[0]!r}; allowed are {', '.join(sorted(_KEYS))}.")
+        return audit(Subject(**target))
+    if hasattr(target, "train_dataset") and hasattr(target, "data_collator"):
+        return audit(_subject_of_trainer(target))
+    raise TypeError(f"check() got {type(target).__name__}. Give it a Recipe, a Trainer, or a dict with model, tokenizer, "
+                    "dataset and optimizer.")  # fmt: skip
+
+
+def _subject_of_trainer(trainer: Any) -> Subject:
+    evaluation = trainer.eval_dataset
+    return Subject(
+        model=trainer.model,
+        tokenizer=getattr(trainer, "processing_class", None),
+        dataset=trainer.train_dataset,
+        optimizer=trainer.optimizer,
+        collator=trainer.data_collator,
+        args=trainer.args,
+        eval_dataset=next(iter(evaluation.values()), None) if isinstance(evaluation, dict) else evaluation,
+        compute_metrics=trainer.compute_metrics is not None,
+        reduces_logits=getattr(trainer, "preprocess_logits_for_metrics", None) is not None,
+        max_length=getattr(trainer.args, "max_length", None),
+        packing=bool(getattr(trainer.args, "packing", False)),
+        scheduler=trainer.lr_scheduler,
+    )
+
+
+def _subject_of_recipe(recipe: Recipe) -> Subject:
+    """Build model, data and optimizer of a Recipe as its run would, on few rows, and audit those."""
+    from ..components.data import build_collator, prepare_data
+    from ..components.model import build_model
+    from ..components.optimizer import build_optimizer
+    from ..components.source import find_source, load_tokenizer
+    from ..hardware import target_device
+
+    data = recipe.data.model_copy(update={"max_rows": min(recipe.data.max_rows or AUDIT_ROWS, AUDIT_ROWS)})
+    small = recipe.model_copy(update={"data": data})
+    source = find_source(small, for_training=True)
+    tokenizer = load_tokenizer(source)
+    prepared = prepare_data(small, tokenizer)
+    device = target_device(small)
+    model = build_model(small, source, device, place="cpu")
+    return Subject(
+        model=model,
+        tokenizer=tokenizer,
+        dataset=prepared.train,
+        optimizer=build_optimizer(small, model),
+        collator=build_collator(small, tokenizer),
+        max_length=recipe.data.max_length,
+        packing=recipe.data.packing,
+    )
