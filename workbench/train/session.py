@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from .control import Control, StopRequested
 from .explain import as_run_error, sentence_of
 from .process import live_session as live_session
 from .run_folder import RunFolder, find_checkpoint, new_path
-from .teardown import clear_frames, collect_memory
+from .teardown import collect_memory, drop_frames
 from .telemetry import Publisher
 
 # What a kernel without subshells has to do while a cell waits, so that buttons work; the panel adds to it.
@@ -253,8 +252,7 @@ class Session:
         except BaseException as caught:  # Also SystemExit and the like: in a thread they would vanish.
             error = caught
         if error is not None:
-            text = "".join(traceback.format_exception(error))
-            clear_frames(error)
+            text = drop_frames(error)
             self.error = error
             data = {"sentence": sentence_of(error), "kind": type(error).__name__, "traceback": text}
             self._publisher.publish(Event("error", data))

@@ -23,14 +23,20 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
             waiting += current.exceptions
 
 
-def clear_frames(error: BaseException) -> None:
-    """Drop the local variables of every finished frame that the exception's tracebacks hold.
+def drop_frames(error: BaseException) -> str:
+    """Let go of every frame that an exception and its causes hold, and return the traceback as text.
 
-    The text of the traceback stays; make it before if the values matter.
+    Clearing the local variables alone is not enough: a frame also holds its function, and the function its closure, in
+    which torch keeps the module whose hook or forward failed. The text goes on the exception as a note, so that
+    whoever prints it still sees the lines.
     """
+    text = "".join(traceback.format_exception(error))
     for link in chain_of(error):
         if link.__traceback__ is not None:
             traceback.clear_frames(link.__traceback__)
+            link.__traceback__ = None
+    error.add_note(text.rstrip())
+    return text
 
 
 def collect_memory() -> None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
 from unit.components.tiny import CPU
 from workbench.train import build as build_module
 from workbench.train.session import Session
 
 from .parts import Log, build_tiny_run
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Compute in one thread: on a busy machine threads of tiny products mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
