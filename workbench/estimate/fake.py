@@ -37,6 +37,7 @@ _RESHAPING = frozenset(
 )
 
 _SKIPPED: dict[Any, bool] = {}
+_SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
 class MetaRecorder(StorageRecorder):
@@ -74,16 +75,31 @@ class MetaRecorder(StorageRecorder):
         except TypeError:  # An argument that cannot be a key.
             return func(*args, **kwargs)
         if found is not None:
-            return _make(found)
+            result = _make(found)
+            if func is _SOFTMAX_BACKWARD:
+                self._add_softmax_product(func, args, result)
+            return result
         if func._schema.name == "aten::_local_scalar_dense" and args[0].is_meta:
             return self._value_of(args[0])
         result = func(*args, **kwargs)
+        if func is _SOFTMAX_BACKWARD:
+            self._add_softmax_product(func, args, result)
         described = _describe(result)
         if described is not None:
             if len(_REMEMBERED) > MAX_REMEMBERED:
                 _REMEMBERED.clear()
             _REMEMBERED[key] = described
         return result
+
+    def _add_softmax_product(self, func: Any, args: Any, result: torch.Tensor) -> None:
+        """On CUDA, softmax's backward multiplies gradient and output into a temporary beside its result.
+
+        Source:
+            ``softmax_backward_cuda_out``, aten/src/ATen/native/cuda/SoftMax.cu.
+        """
+        if self._capability is not None:
+            self._bear_tensor(result, func, self._layer)
+            self.add_transients([args[0].numel() * args[0].itemsize], func)
 
     def _run_bitsandbytes(self, func: Any, args: Any, kwargs: Any) -> Any:
         sizes = quantized.transient_bytes(func, args, kwargs, self._capability)

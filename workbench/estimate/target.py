@@ -236,6 +236,27 @@ def _dropout(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _softmax(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """float16 in, float32 out is one CUDA kernel without a float32 copy of its input.
+
+    Source:
+        ``softmax`` and ``log_softmax``, aten/src/ATen/native/SoftMax.cpp; bfloat16 has no such path.
+    """
+    bound = dict(zip(("input", "dim", "_stacklevel", "dtype"), args, strict=False), **kwargs)
+    value, dtype, dim = bound.get("input", args[0] if args else None), bound.get("dtype"), bound.get("dim")
+    if isinstance(bound.get("_stacklevel"), torch.dtype):  # torch.softmax(input, dim, dtype)
+        dtype = bound["_stacklevel"]
+    if torch.is_autocast_enabled(mode.kind) and dtype is None:
+        dtype = torch.float32
+    fused = mode.kind == "cuda" and dtype == torch.float32 and isinstance(dim, int)
+    if fused and isinstance(value, Tensor) and value.is_meta and value.dtype == torch.float16:
+        is_log = "log" in func.__name__
+        return (torch.ops.aten._log_softmax if is_log else torch.ops.aten._softmax)(value, dim, True)
+    if torch.is_autocast_enabled(mode.kind):
+        args, kwargs = mode._cast(func, args, kwargs)
+    return func(*args, **kwargs)
+
+
 def _attend(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
     if torch.is_autocast_enabled(mode.kind):
         cast = functools.partial(mode._cast_one, dtype=torch.get_autocast_dtype(mode.kind))
@@ -259,6 +280,8 @@ def _handlers() -> dict[Any, Handler]:
         Tensor.cpu: _stay,
         Tensor.backward: _backward,
         functional.dropout: _dropout,
+        **dict.fromkeys((functional.softmax, torch.softmax, Tensor.softmax), _softmax),
+        **dict.fromkeys((functional.log_softmax, torch.log_softmax, Tensor.log_softmax), _softmax),
         torch.dropout: _dropout,
         functional.scaled_dot_product_attention: _attend,
     }
