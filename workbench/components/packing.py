@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def pack_lengths(lengths: Sequence[int] | np.ndarray, max_length: int) -> list[l
     spaces: list[int] = []  # free spaces that occur, ascending
     for sample in np.argsort(-lengths, kind="stable"):
         length = int(lengths[sample])
-        place = int(np.searchsorted(spaces, length)) if spaces else 0
+        place = bisect.bisect_left(spaces, length)
         if place < len(spaces):
             space = spaces[place]
             index = by_space[space].pop()
@@ -91,7 +92,7 @@ def pack_lengths(lengths: Sequence[int] | np.ndarray, max_length: int) -> list[l
         left = space - length
         if left:
             if not by_space[left]:
-                spaces.insert(int(np.searchsorted(spaces, left)), left)
+                bisect.insort(spaces, left)
             by_space[left].append(index)
     return bins
 

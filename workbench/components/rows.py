@@ -23,7 +23,7 @@ from .cache import cache_dir
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md")
 # A CSV cell may hold a whole document; Python's default limit is 131,072 characters.
-CSV_FIELD_CHARS = 1 << 30
+CSV_FIELD_CHARS = 10**9
 
 
 @dataclass(frozen=True, slots=True)

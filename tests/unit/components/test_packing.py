@@ -32,9 +32,9 @@ def test_many_samples_are_packed_in_a_blink() -> None:
     import time
 
     lengths = np.random.default_rng(0).integers(1, 2048, size=50_000)
-    start = time.perf_counter()
+    start = time.thread_time()
     bins = pack_lengths(lengths, 2048)
-    assert time.perf_counter() - start < 3
+    assert time.thread_time() - start < 2
     assert lengths.sum() / (len(bins) * 2048) > 0.98
 
 

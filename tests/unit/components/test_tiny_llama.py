@@ -12,12 +12,14 @@ from workbench.components import tiny_llama
 def test_it_is_ready_in_under_a_second(own_cache: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tiny_llama.prepare()
-    start = time.perf_counter()
-    folder = tiny_llama.prepare()
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert time.perf_counter() - start < 1
+    times_s = []
+    for _ in range(3):  # the fastest of three, because other work on the machine only ever adds
+        start = time.perf_counter()
+        folder = tiny_llama.prepare()
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        times_s.append(time.perf_counter() - start)
+    assert min(times_s) < 1
     assert len(tokenizer) <= model.config.vocab_size == tiny_llama.VOCAB_SIZE
 
 
