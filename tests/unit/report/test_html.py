@@ -66,6 +66,8 @@ def test_estimate_says_its_verdict_in_words(verdict: str, words: str) -> None:
         "15 GiB",
         "3 GiB to 4 GiB",
         "250 ms",
+        "3 to 4 GiB",
+        "200 to 400 ms",
         "1.234k tokens/s",
         "backward, step 2",
         "4.9M of 135M",
