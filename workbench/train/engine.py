@@ -109,18 +109,20 @@ class Engine(Trainer):
         return getattr(self.accelerator, "scaler", None)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        return self._clip(self.args.max_grad_norm)
+        """Return the gradients' norm; clipping waits until it is known to be finite.
 
-    def _clip(self, max_norm: float) -> Tensor:
-        """Return the gradients' norm before clipping; scaled gradients are unscaled first."""
+        Clipping by a NaN norm would make every gradient NaN and hide which one was the first.
+        """
         if self._scaler is not None:
             self._scaler.unscale_(self._run.optimizer)
-        trainable = [parameter for parameter in self._run.model.parameters() if parameter.grad is not None]
-        return torch.nn.utils.clip_grad_norm_(trainable, max_norm)
+        return torch.nn.utils.get_total_norm(self._gradients())
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._run.model.parameters() if parameter.grad is not None]
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor:
-        """Read loss and norm once, write the step's row, and block the update where one is not finite."""
-        norm = self._clip(math.inf) if grad_norm is None else grad_norm
+        """Read loss and norm once, write the step's row, then clip, or block the update where one is not finite."""
+        norm = self._clip_grad_norm(model) if grad_norm is None else grad_norm
         loss_tensor = self._step_loss if self._step_loss is not None else torch.zeros_like(norm)
         # One read for both: each read waits for the GPU.
         loss, norm_value = torch.stack((loss_tensor.float(), norm.float())).tolist()
@@ -136,6 +138,9 @@ class Engine(Trainer):
         }
         if is_finite(loss, norm_value):
             self._skipped_in_a_row = 0
+            if self.args.max_grad_norm > 0:
+                trainable = [parameter for parameter in self._run.model.parameters() if parameter.grad is not None]
+                torch.nn.utils.clip_grads_with_norm_(trainable, self.args.max_grad_norm, norm)
         else:
             self._block_update(loss, norm_value)
         return norm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_rows_say_what_a_step_did(tiny):
         assert 0 < row["num_supervised_tokens"] < row["num_tokens"]
         assert row["tokens_per_s"] == pytest.approx(row["num_tokens"] / row["step_s"])
         assert "loss_scale" not in row
-    assert rows[-1]["epoch"] == pytest.approx(12 / 11)
+    assert rows[-1]["epoch"] == 1.0  # 11 batches make 5 steps of two and one of one.
     assert rows[2]["elapsed_s"] > rows[1]["elapsed_s"] > 0
 
 
@@ -99,12 +100,12 @@ def test_without_held_out_rows_nothing_is_evaluated(tiny):
     assert session.log.of("evaluation") == []
 
 
-@pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize("samples", [21, 22, 1])
-@pytest.mark.parametrize("epochs", [0.5, 1.0, 2.3])
-def test_steps_are_counted_as_the_trainer_counts_them(tiny, samples, epochs, split):
+@pytest.mark.parametrize(
+    ("samples", "epochs", "accumulation"), [(21, 1.0, 3), (22, 0.5, 1), (22, 2.3, 3), (1, 1.0, 3), (24, 1.01, 4)]
+)
+def test_steps_are_counted_as_the_trainer_counts_them(tiny, samples, epochs, accumulation):
     recipe = small_recipe(training__max_steps=-1, training__num_train_epochs=epochs, evaluation__split="none")
-    recipe = recipe.with_changes({"training.gradient_accumulation_steps": 3 if split else 1})
+    recipe = recipe.with_changes({"training.gradient_accumulation_steps": accumulation})
     session = tiny(recipe, num_samples=samples).start().wait(60)
     assert session.step == session.num_steps == count_steps(recipe, samples)
 
@@ -134,7 +135,10 @@ class _Poison:
 def test_a_bad_gradient_stops_the_run_and_changes_no_weight(tiny, value, clip):
     poison = _Poison(micro_step=5, value=value)
     session = tiny(small_recipe(training__max_grad_norm=clip), prepare=poison.install).start()
-    with pytest.raises(NonFiniteError, match=r"Step 3: .*gradient norm (nan|inf); no weight was updated.*lora_B"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"Step 3: .*gradient norm (nan|inf); no weight was updated.*layers\.1.*lora_B.* \(1 in all\)",
+    ):
         session.wait(60)
     assert _same(poison.before, _trainable(poison.run))
     assert session.state == "failed"
@@ -173,21 +177,22 @@ def test_skipping_ends_when_nothing_recovers(tiny, monkeypatch):
     assert [math.isnan(row["loss"]) for row in session.log.of("step")] == [True, True, True]
 
 
-def test_float16_overflow_lowers_the_scale_and_skips_the_step(tiny):
-    after = []
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
+def test_float16_overflow_lowers_the_scale_and_skips_the_step(tiny, optim):
+    poison, after = _Poison(micro_step=3, value=math.inf), []
 
-    def prepare(run):
-        poison = _Poison(micro_step=3, value=math.inf)
-        poison.install(run)
-        run.optimizer.register_step_post_hook(lambda *args: after.append(1))
+    class Watch:
+        def on_event(self, event):
+            if event.kind == "step":
+                after.append(_trainable(poison.run))
 
     precision = Precision(uses_grad_scaler=True)
-    session = tiny(small_recipe(), prepare=prepare, precision=precision).start().wait(60)
+    recipe = small_recipe(training__optim=optim)
+    session = tiny(recipe, prepare=poison.install, precision=precision, observers=[Watch()]).start().wait(60)
     rows = session.log.of("step")
     assert [row["loss_scale"] for row in rows] == [65536.0] * 2 + [32768.0] * 4
     assert rows[1]["grad_norm"] == math.inf
-    assert len(after) == 5  # The overflowed step never reached the optimizer,
-    assert rows[2]["learning_rate"] == rows[1]["learning_rate"]  # nor the schedule.
+    assert [_same(*pair) for pair in pairwise(after)] == [True, False, False, False, False]
     assert "overflowed" in session.log.of("log")[0]["message"]
     assert session.state == "done"
 
@@ -232,12 +237,15 @@ def test_early_stopping_keeps_the_best_checkpoint_and_its_weights(tiny):
     def prepare(run):
         kept.append(run)
         # From step 4 on the updates point the wrong way: the held-out loss must rise.
-        rises = iter([1.0] * 3 + [-20.0] * 100)
-        run.optimizer.register_step_pre_hook(
-            lambda *args: [
-                p.grad.mul_(scale) for scale in [next(rises)] for p in run.model.parameters() if p.requires_grad
-            ]
-        )
+        scales = iter([1.0] * 3 + [-20.0] * 100)
+
+        def turn(*args):
+            scale = next(scales)
+            for parameter in run.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+
+        run.optimizer.register_step_pre_hook(turn)
 
     session = tiny(recipe, prepare=prepare).start().wait(60)
     losses = [data["eval_loss"] for data in session.log.of("evaluation")]
@@ -254,7 +262,11 @@ def test_early_stopping_keeps_the_best_checkpoint_and_its_weights(tiny):
 
 
 def test_old_checkpoints_are_removed(tiny):
-    session = tiny(small_recipe(training__save_steps=1, training__save_total_limit=2)).start().wait(60)
+    session = (
+        tiny(small_recipe(training__save_steps=1, training__save_total_limit=2, evaluation__split="none"))
+        .start()
+        .wait(60)
+    )
     assert [path.name for path in list_checkpoints(session.run_dir)] == ["step-000005", "step-000006"]
     everything = (
         tiny(small_recipe(training__save_steps=1, training__save_total_limit=None), run_dir="all").start().wait(60)
@@ -283,7 +295,7 @@ def test_a_full_disk_fails_in_one_sentence_and_keeps_what_was_saved(tiny, monkey
 def test_checkpoints_hold_no_pickles_that_run_code(tiny):
     session = tiny(small_recipe(training__max_steps=2)).start().wait(60)
     checkpoint = list_checkpoints(session.run_dir)[-1]
-    from transformers.trainer_utils import safe_globals
+    from transformers.trainer_pt_utils import safe_globals
 
     for path in [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")]:
         with safe_globals():
