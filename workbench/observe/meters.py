@@ -33,11 +33,13 @@ class CpuMeter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self.baseline_bytes: int | None = None  # in use before the run: a prediction counts from here
         self._peak = 0
         self._next_reading = 0.0
 
     def start(self) -> None:
         """Begin sampling."""
+        self.baseline_bytes = self._read()
         self._stop.clear()
         self._thread = threading.Thread(target=self._sample, name="workbench-memory", daemon=True)
         self._thread.start()
@@ -86,12 +88,14 @@ class CudaMeter:
     counter = "allocated GPU bytes"
 
     def __init__(self) -> None:
+        self.baseline_bytes: int | None = None  # allocated before the run: a prediction counts from here
         self._is_running = False
 
     def start(self) -> None:
         """Reset the high-water marks."""
         import torch
 
+        self.baseline_bytes = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         self._is_running = True
 

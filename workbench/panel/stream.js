@@ -185,7 +185,8 @@ class Chart {
     }
     for (const [line, s] of shown) this.stroke(g, line, s, px, py, colours);
     if (step !== null && step >= x0 && step <= x0 + span) {
-      g.strokeStyle = colours.faint; g.beginPath(); g.moveTo(px(step), top); g.lineTo(px(step), bottom); g.stroke();
+      g.globalAlpha = 0.6; g.lineWidth = 1; g.strokeStyle = colours.faint;
+      g.beginPath(); g.moveTo(px(step), top); g.lineTo(px(step), bottom); g.stroke(); g.globalAlpha = 1;
     }
   }
   stroke(g, line, s, px, py, colours) {

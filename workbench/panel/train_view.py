@@ -71,11 +71,8 @@ class TrainView:
         self._show_state("idle")
 
     def set_estimate(self, estimate: Estimate) -> None:
-        """Take the predicted peak for the memory plot of the next run."""
+        """Take the prediction for the memory plot of the next run; a live run keeps the one it began with."""
         self._estimate = estimate
-        if self.session is None or self.session.state not in LIVE_STATES:
-            self._levels = {"memory": [("predicted peak", predicted_peak(estimate))]}
-            self._plot.set_level("memory", *self._levels["memory"][0])
 
     def attach(self, session: Any) -> None:
         """Show a session, from its first step on, and follow it to its end."""
@@ -84,6 +81,8 @@ class TrainView:
         self.session = session
         self._last_state = ""
         self._leak_step = -1
+        self._levels = {}
+        self._plot.set_level("memory", "predicted peak", None)
         self.error.clear()
         self._result.value = self._findings.value = self._leak.value = ""
         self._plot.attach(getattr(session, "history", None), str(session.run_dir))
@@ -135,6 +134,7 @@ class TrainView:
         state = session.state
         self._plot.state = state
         self._plot.flush(heartbeat=heartbeat)
+        self._show_prediction(session)
         facts = read_facts(session)
         _set(self._facts, render_run_facts(facts))
         _set(self._progress, self._render_progress(session, facts))
@@ -147,6 +147,13 @@ class TrainView:
             self._show_state(state)
             if state not in LIVE_STATES:
                 self._show_end(session)
+
+    def _show_prediction(self, session: Any) -> None:
+        if "memory" not in self._levels:
+            level = predicted_peak(self._estimate, session)
+            if level is not None:
+                self._levels["memory"] = [("predicted peak", level)]
+                self._plot.set_level("memory", "predicted peak", level)
 
     def _render_progress(self, session: Any, facts: Any) -> str:
         if facts.state == "preparing":
@@ -190,9 +197,18 @@ class TrainView:
             listener(session)
 
 
-def predicted_peak(estimate: Estimate) -> float:
-    """Return the level that the measured peak is compared with."""
-    return float(estimate.memory.peak_allocated_bytes)
+def predicted_peak(estimate: Estimate | None, session: Any) -> float | None:
+    """Return the level that a run's measured peak is compared with, or None where they are not the same thing.
+
+    The prediction counts what the run allocates; what the process held before is added. An estimate for another device
+    or other settings says nothing about this run.
+    """
+    baseline = getattr(getattr(session, "meter", None), "baseline_bytes", None)
+    if estimate is None or baseline is None or session.recipe.hardware.emulate:
+        return None
+    if estimate.recipe_digest != session.recipe.digest():
+        return None
+    return float(estimate.memory.peak_allocated_bytes + baseline)
 
 
 def _set(widget: Any, value: str) -> None:

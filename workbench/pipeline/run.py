@@ -24,6 +24,7 @@ class WatchedSession(Session):
 
     Attributes:
         history: Every step, those before a resume included.
+        meter: What measures memory.
         findings: What the doctors found so far, each cause once.
     """
 
@@ -32,6 +33,7 @@ class WatchedSession(Session):
     def __init__(self, recipe: Recipe, *, device: Device, meter: Meter, **options: Any) -> None:
         super().__init__(recipe, device=device, meters=[meter], **options)
         self.findings: list[Finding] = []
+        self.meter = meter
         self._recorder = Recorder(self.run_dir)
         self.history = self._recorder.history
         self.add_observer(self._recorder)
