@@ -25,7 +25,7 @@ def map_row(row: Row) -> MappedRow | UnmappedRow:
     gptq = quantization.startswith("GPTQ")
     loss = row["loss_impl"]
     fused = loss.startswith(("unsloth", "Liger"))
-    half = "float16" if "float16" in row["weight_dtype"] or row["weight_dtype"] == "fp16" else "bfloat16"
+    half = "bfloat16" if "bf" in row["weight_dtype"] else "float16"
     recipe = Recipe.from_dict(
         {
             "model": {"name_or_path": row["model_id"], "dtype": half, "attn_implementation": "flash_attention_2"},
@@ -49,6 +49,8 @@ def map_row(row: Row) -> MappedRow | UnmappedRow:
         }
     )
     differences = [_REENTRANT]
+    if gptq:
+        differences.append("GPTQ's Triton products are stood in for by their storages: no step time")
     return MappedRow(
         row=row,
         recipe=recipe,
@@ -56,7 +58,7 @@ def map_row(row: Row) -> MappedRow | UnmappedRow:
         device="NVIDIA A100-SXM4-80GB",
         script=scripts.fms(row, is_fused=fused, is_liger=loss.startswith("Liger"), is_gptq=gptq),
         readings=readings_of(row),
-        step_s=_step_s(row),
+        step_s=None if gptq else _step_s(row),
         differences=tuple(differences),
     )
 

@@ -77,6 +77,12 @@ class _FusedHeadLoss(torch.autograd.Function):
         return grad_hidden, grad_weight
 
 
+def _apply(function: Any, *args: Any) -> Any:
+    """Run a stand-in with function modes off: what it saves must name the device it is on, not the one it stands for."""
+    with torch._C.DisableTorchFunction():
+        return function.apply(*args)
+
+
 class GptqLinear(nn.Module):
     """int4 weights in groups of 128: packed weights, scales, zeros, an index a row; products without a dequantised copy."""
 
@@ -97,7 +103,7 @@ class GptqLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (..., out) for (..., in), in float16."""
-        result: Tensor = _GptqProduct.apply(hidden, self.out_features)  # type: ignore[no-untyped-call]
+        result: Tensor = _apply(_GptqProduct, hidden, self.out_features)
         return result
 
 
@@ -116,13 +122,13 @@ class _GptqProduct(torch.autograd.Function):
 
 def fused_cross_entropy(logits: Tensor) -> Tensor:
     """Return the mean loss of (N, V) logits as the Triton kernel does."""
-    losses: Tensor = _FusedCrossEntropy.apply(logits)  # type: ignore[no-untyped-call]
+    losses: Tensor = _apply(_FusedCrossEntropy, logits)
     return losses.sum() / logits.shape[0]
 
 
 def fused_head_loss(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return the mean loss of (N, H) hidden states under an output head as Liger computes it."""
-    total: Tensor = _FusedHeadLoss.apply(hidden, weight)  # type: ignore[no-untyped-call]
+    total: Tensor = _apply(_FusedHeadLoss, hidden, weight)
     return total / hidden.shape[0]
 
 
@@ -130,7 +136,7 @@ def fuse_norms(model: nn.Module) -> nn.Module:
     """Give every RMSNorm of the model the fused kernel."""
 
     def forward(self: Any, hidden: Tensor) -> Tensor:
-        result: Tensor = _FusedNorm.apply(hidden, self.weight)  # type: ignore[no-untyped-call]
+        result: Tensor = _apply(_FusedNorm, hidden, self.weight)
         return result
 
     for module in model.modules():

@@ -24,6 +24,10 @@ _FALCON = {"query": ("query_key_value",), "value": ("query_key_value",)}
 def map_row(row: Row) -> MappedRow | UnmappedRow:
     """Return the row as a Recipe over transformers' code of the same architecture."""
     quantized = row["quantization"] is not None
+    if quantized and "falcon" in row["model_id"]:
+        return UnmappedRow(
+            row, "transformers 5 leaves Falcon's own Linear class unquantised, where LitGPT quantises it"
+        )
     recipe = Recipe.from_dict(
         {
             "model": {"name_or_path": row["model_id"], "dtype": "bfloat16"},

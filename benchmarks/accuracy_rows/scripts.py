@@ -118,6 +118,7 @@ def _as_classifier(model: nn.Module) -> nn.Module:
 
     config: Any = copy.deepcopy(model.config)
     config.num_labels, config.is_decoder = 2, False
+    config._attn_implementation = "eager"
     with torch.device("meta"):
         classifier: nn.Module = BertForSequenceClassification(config)
     if getattr(model, "is_gradient_checkpointing", False):
@@ -140,15 +141,15 @@ def bert(row: Row) -> Script:
 
 
 @functools.cache
-def _fms(is_fused: bool, is_liger: bool, is_gptq: bool, frees_logits: bool) -> Script:
-    name = f"fms fused={is_fused} liger={is_liger} gptq={is_gptq} frees={frees_logits}"
+def _fms(is_fused: bool, is_liger: bool, is_gptq: bool, frees_logits: bool, casts_back: bool) -> Script:
+    name = f"fms fused={is_fused} liger={is_liger} gptq={is_gptq} frees={frees_logits} casts={casts_back}"
 
     def adapt(model: nn.Module) -> nn.Module:
         if is_gptq:
             kernels.quantize_gptq(model)
         if is_fused:
             kernels.fuse_norms(model)
-        return model
+        return _cast_back(model) if casts_back else model
 
     if is_liger:
         forward: Any = _liger_loss
@@ -163,7 +164,20 @@ def _fms(is_fused: bool, is_liger: bool, is_gptq: bool, frees_logits: bool) -> S
 
 def fms(row: Row, *, is_fused: bool, is_liger: bool, is_gptq: bool) -> Script:
     """Return the script of an fms-acceleration row."""
-    return _fms(is_fused, is_liger, is_gptq, "transformers 4.45" in (row["versions"] or ""))
+    casts_back = "prepare_model_for_kbit" in (row["quantization"] or "")
+    return _fms(is_fused, is_liger, is_gptq, "transformers 4.45" in (row["versions"] or ""), casts_back)
+
+
+def _cast_back(model: nn.Module) -> nn.Module:
+    """TRL's ``peft_module_casting_to_bf16``: embeddings and head go back to bfloat16, norms stay in float32.
+
+    Source:
+        trl/trainer/utils.py of trl 0.13; the rows' resident bytes are those of float32 norms and nothing more.
+    """
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    for module in (causal.get_input_embeddings(), causal.get_output_embeddings()):
+        module.to(torch.bfloat16)
+    return model
 
 
 def litgpt(row: Row) -> Script:
