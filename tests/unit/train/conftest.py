@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
-from unit.components.tiny import CPU
 from workbench.train import build as build_module
 from workbench.train.session import Session
 
+from ..components.tiny import CPU
 from .parts import Log, build_tiny_run
 
 

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from unit.components.tiny import CPU, VOCABULARY, recipe_with, tiny_source
 from workbench.components.model import build_model
 from workbench.components.optimizer import build_optimizer, build_schedule
 from workbench.components.precision import resolve_precision
 from workbench.train.arguments import count_steps
 from workbench.train.build import Run
+
+from ..components.tiny import CPU, VOCABULARY, recipe_with, tiny_source
 
 
 def rows_of(count: int, seed: int = 0, shortest: int = 5, longest: int = 24):
