@@ -176,7 +176,10 @@ def _run_case(case: dict[str, Any], options: argparse.Namespace) -> dict[str, An
 def _tell(options: argparse.Namespace, name: str, outcome: str, alarms: list[str], result: dict[str, Any]) -> None:
     if options.json:
         return
-    print(f"{name:28} {outcome:12} {result['elapsed_s']:6} s  {'FALSE ALARM ' + str(alarms) if alarms else ''}", flush=True)
+    print(
+        f"{name:28} {outcome:12} {result['elapsed_s']:6} s  {'FALSE ALARM ' + str(alarms) if alarms else ''}",
+        flush=True,
+    )
     if outcome in ("missed", "wrong cause") or options.only:
         print(f"    error: {result['error']}")
         for finding in result["findings"]:

@@ -22,6 +22,7 @@ _HOMES = {
     "Session": "train.session",
     "Workbench": "panel",
     "check": "pipeline.checking",
+    "clinic": "diagnose",
     "estimate_run": "estimate",
     "find_device": "hardware",
     "plan_run": "plan",
@@ -40,6 +41,7 @@ __all__ = [
     "Workbench",
     "__version__",
     "check",
+    "clinic",
     "estimate_run",
     "find_device",
     "plan_run",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .diagnose import clinic
     from .estimate import estimate_run
     from .estimate.estimate import Estimate
     from .hardware import Device, find_device, target_device

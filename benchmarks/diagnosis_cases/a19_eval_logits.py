@@ -6,5 +6,5 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
-trainer = small_trainer(**({'metrics': True, 'reduce': True} if HEALTHY else {'metrics': True}))
+trainer = small_trainer(**({"metrics": True, "reduce": True} if HEALTHY else {"metrics": True}))
 findings = workbench.check(trainer)

@@ -6,6 +6,7 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
+
 class Texts(torch.utils.data.Dataset):
     def __init__(self):
         self.texts = np.arange(100_000) if HEALTHY else [f"row {index}" for index in range(100_000)]

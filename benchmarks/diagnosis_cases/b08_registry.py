@@ -6,6 +6,7 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
+
 class Accelerator:
     def __init__(self):
         self._models = []

@@ -8,8 +8,8 @@ HEALTHY = globals().get("HEALTHY", False)
 
 model = tiny_lora()
 for number in range(6):
-    if HEALTHY and number:
-        model.delete_adapter(f"eval{number - 1}")
+    if HEALTHY:
+        model.delete_adapter(f"eval{number - 1}" if number else "default")
     model.add_adapter(f"eval{number}", lora_config())
     model.set_adapter(f"eval{number}")
     with torch.no_grad():

@@ -20,7 +20,7 @@ else:
     groups = [[index for index in group if lengths[index] < 100] or group[:1] for group in groups]
 model = tiny_llama()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-with workbench.watch(model, optimizer, limit="12 MiB") as w:
+with workbench.watch(model, optimizer, limit="6 MiB") as w:
     for group in groups:
         batch = padded([rows[index] for index in group])
         loss = model(**batch).loss

@@ -6,5 +6,7 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
-trainer = small_trainer(**({'per_device_eval_batch_size': 1, 'eval_strategy': 'epoch'} if HEALTHY else {'eval_strategy': 'epoch'}))
+trainer = small_trainer(
+    **({"per_device_eval_batch_size": 1, "eval_strategy": "epoch"} if HEALTHY else {"eval_strategy": "epoch"})
+)
 findings = workbench.check(trainer)

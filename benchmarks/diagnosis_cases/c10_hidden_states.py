@@ -6,5 +6,7 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
-trainer = small_trainer(**({'metrics': True, 'reduce': True} if HEALTHY else {'metrics': True, 'reduce': True, 'hidden_states': True}))
+trainer = small_trainer(
+    **({"metrics": True, "reduce": True} if HEALTHY else {"metrics": True, "reduce": True, "hidden_states": True})
+)
 findings = workbench.check(trainer)

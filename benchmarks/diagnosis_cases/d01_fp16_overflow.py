@@ -9,7 +9,7 @@ HEALTHY = globals().get("HEALTHY", False)
 model = tiny_llama()
 with torch.no_grad():
     for name in ("gate_proj", "up_proj", "down_proj"):
-        getattr(model.model.layers[1].mlp, name).weight.mul_(60)
+        getattr(model.model.layers[1].mlp, name).weight.mul_(300)
 model = model.to(torch.bfloat16 if HEALTHY else torch.float16)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 

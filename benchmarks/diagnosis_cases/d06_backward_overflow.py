@@ -6,6 +6,7 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
+
 class Amplify(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

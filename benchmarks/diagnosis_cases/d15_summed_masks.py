@@ -6,6 +6,7 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
+
 class Attention(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -15,9 +16,10 @@ class Attention(torch.nn.Module):
         low = torch.finfo(torch.bfloat16).min
         length = x.shape[1]
         causal = torch.full((length, length), low, dtype=x.dtype).triu(1)
-        padding = torch.zeros_like(pad, dtype=x.dtype).masked_fill(pad, low)[:, None, :]
+        keys = torch.zeros_like(pad, dtype=x.dtype).masked_fill(pad, low)[:, None, :]
+        queries = torch.zeros_like(pad, dtype=x.dtype).masked_fill(pad, low)[:, :, None]
         blocked = (causal < 0)[None] | pad[:, None, :]
-        mask = torch.zeros((), dtype=x.dtype).masked_fill(blocked, low) if HEALTHY else causal[None] + padding
+        mask = torch.zeros((), dtype=x.dtype).masked_fill(blocked, low) if HEALTHY else causal[None] + keys + queries
         scores = self.q(x) @ self.k(x).transpose(1, 2) / 4 + mask
         return torch.softmax(scores, -1) @ self.v(x)
 

@@ -7,6 +7,7 @@ import workbench
 
 HEALTHY = globals().get("HEALTHY", False)
 
+
 class Broken(Trainer):
     calls = 0
 

@@ -16,8 +16,14 @@ tokenizer.chat_template = (
 )
 
 dataset = [
-    {"messages": [{"role": "user", "content": "how are you"}, {"role": "assistant", "content": "I am fine"},
-                  {"role": "user", "content": "what is it"}, {"role": "assistant", "content": "it is a tree"}]}
+    {
+        "messages": [
+            {"role": "user", "content": "how are you"},
+            {"role": "assistant", "content": "I am fine"},
+            {"role": "user", "content": "what is it"},
+            {"role": "assistant", "content": "it is a tree"},
+        ]
+    }
     for _ in range(4)
 ]
 findings = workbench.check({"tokenizer": tokenizer, "dataset": dataset, "assistant_only_loss": True})

@@ -92,6 +92,8 @@ def small_trainer(*, model=None, rows=None, metrics=False, reduce=False, hidden_
         args=arguments,
         train_dataset=rows or token_rows(16),
         eval_dataset=token_rows(64, length=32, seed=1),
-        compute_metrics=(lambda prediction: {"rows": len(prediction.predictions)}) if metrics else None,
+        compute_metrics=(lambda prediction, compute_result=True: {"rows": len(prediction.predictions)})
+        if metrics
+        else None,
         preprocess_logits_for_metrics=(lambda logits, labels: logits.argmax(-1)) if reduce else None,
     )

@@ -15,6 +15,7 @@ PUBLIC = {
     "Workbench",
     "__version__",
     "check",
+    "clinic",
     "estimate_run",
     "find_device",
     "plan_run",

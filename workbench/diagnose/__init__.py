@@ -1,5 +1,10 @@
 """Doctors: each reads what was measured and returns Findings. They decide nothing and change nothing."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from .finding import Finding, Fix
 from .leaks import LeakVerdict, judge_leak, leak_finding
 from .loss import find_loss_faults
@@ -15,3 +20,10 @@ __all__ = [
     "judge_memory",
     "leak_finding",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The clinic injects faults into models and needs torch; reading findings does not.
+    if name == "clinic":
+        return importlib.import_module(f"{__name__}.clinic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -93,6 +93,8 @@ nonfinite.embedding_row | An embedding row is NaN | Set the row to the mean row 
 nonfinite.labels | No token of the batch is supervised | Raise max_length or drop such rows.
 nonfinite.data_row | The data holds NaN or Inf | Drop or mend the row.
 nonfinite.logging_only | Only the logged average is not finite | Mend the logger.
+nonfinite.loss | The loss of a step was NaN or Inf | Lower the learning rate, or watch the loop to see where it began.
+nonfinite.gradient | The gradient norm of a step was NaN or Inf | Lower the learning rate, or use bf16 instead of fp16.
 nonfinite.other | A value became NaN or Inf | See the operator and the module named.
 loss.exactly_zero | The loss is exactly 0 | See how many tokens are supervised.
 loss.frozen | The loss does not change | See whether the trained parameters are in the optimizer.

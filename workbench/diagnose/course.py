@@ -104,3 +104,25 @@ def _schedule(num_updates: int, schedule_steps: int | None) -> Finding | None:
         evidence={"schedule_steps": schedule_steps, "optimizer_steps": num_updates},
         confidence=0.95,
     )
+
+
+def find_repeated_rows(before: Sequence[int], after: Sequence[int]) -> Finding | None:
+    """Return a finding when rows of the interrupted part come again in its continuation.
+
+    Args:
+        before: Fingerprints of the rows of the interrupted part, in order.
+        after: Those of the continuation within the same epoch.
+    """
+    if not before or not after:
+        return None
+    known = set(before)
+    again = sum(row in known for row in after)
+    # Data sets hold duplicates; a restored order repeats none of the rows it has used.
+    if again < 0.2 * len(after) or len(known) < 4:
+        return None
+    return make_finding(
+        "resume.data_order",
+        f"{again} of the {len(after)} rows seen after resuming were already used in this epoch.",
+        evidence={"num_repeated": again, "num_rows": len(after)},
+        confidence=0.9,
+    )

@@ -25,6 +25,7 @@ from .finding import Finding, Fix, make_finding
 
 MIN_COHORTS = 0.8
 LATE_SHARE = 0.3
+MIN_BORDERS = 6  # A window that the end of the loop cut shorter says nothing.
 
 
 @dataclass
@@ -53,8 +54,6 @@ class Suspect:
 
 def find_suspects(look: MemoryLook) -> list[Suspect]:
     """Return what grows in a look, worst first; empty when nothing does."""
-    if len(look.steps) < 6:
-        return []
     suspects: list[Suspect] = []
     if len(look.num_parameters) == 2 and look.num_parameters[1] > look.num_parameters[0]:
         suspects.append(Suspect("parameters", births=[birth for birth in look.survivors if birth.phase != "optimizer"]))
@@ -157,6 +156,8 @@ def name_suspects(
     look: MemoryLook, roots: list[Root], model: nn.Module | None, *, capacity_bytes: int | None = None
 ) -> list[Finding]:
     """Return one finding for what grows, with its holder; a verdict without fault when nothing leaks."""
+    if len(look.steps) < MIN_BORDERS:
+        return []
     suspects = find_suspects(look)
     evidence: dict[str, Any] = {"num_steps": len(look.steps), "look_cost_s": round(look.cost_s, 3)}
     named = model.named_parameters() if model is not None else ()

@@ -22,14 +22,15 @@ class InUseReader:
 
     def read(self) -> int | None:
         """Return the bytes in use, or None when a reading is not affordable yet."""
-        started = time.perf_counter()
-        if started < self._next:
+        if time.perf_counter() < self._next:
             return None
+        # The thread's own time: a reading that was only preempted is not dear.
+        started = time.thread_time()
         value = _reader()()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             value += torch.cuda.memory_allocated()
-        cost = time.perf_counter() - started
-        self._next = 0.0 if cost < CHEAP_S else started + COST_RATIO * cost
+        cost = time.thread_time() - started
+        self._next = 0.0 if cost < CHEAP_S else time.perf_counter() + COST_RATIO * cost
         return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,9 @@ def _places(traceback: TracebackType | None, model: nn.Module | None) -> tuple[l
         functions.append(frame.f_code.co_name)
         if is_user_file(frame.f_code.co_filename):
             line = f"{frame.f_code.co_filename}:{traceback.tb_lineno}"
+            text = linecache.getline(frame.f_code.co_filename, traceback.tb_lineno)
+            # What is passed to load_state_dict is made on its line before it is entered.
+            functions += [name for name in ("load_state_dict", "save_pretrained", "state_dict") if f"{name}(" in text]
         module = names.get(id(frame.f_locals.get("self")), module)
         traceback = traceback.tb_next
     return functions, line, module

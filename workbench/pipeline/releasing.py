@@ -97,6 +97,7 @@ def release(namespace: Mapping[str, Any] | None = None, *, clear_history: bool =
         _clear_history(ledger, report, shell, namespace)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    _name_idle_adapters(report)
     _name_rest(report, roots + roots_of_process())
     del caller, roots
     return report
@@ -341,6 +342,32 @@ def _name_rest(report: ReleaseReport, roots: list[Root]) -> None:
                 confidence=0.4,
             )
         )
+
+
+def _name_idle_adapters(report: ReleaseReport) -> None:
+    """Report models with adapters that are loaded and not active."""
+    for model in [value for value in gc.get_objects() if issubclass(type(value), nn.Module)]:
+        configs = model.__dict__.get("peft_config")
+        active = getattr(model, "active_adapters", None)
+        if not isinstance(configs, dict) or len(configs) < 2 or not isinstance(active, (list, str)):
+            continue
+        names = [name for name in configs if name not in ([active] if isinstance(active, str) else active)]
+        num_bytes = sum(
+            parameter.numel() * parameter.element_size()
+            for path, parameter in model.named_parameters()
+            if any(f".{name}." in path for name in names)
+        )
+        if num_bytes >= MIN_REPORTED:
+            report.findings.append(
+                make_finding(
+                    "release.idle_adapters",
+                    f"{len(configs)} adapters are loaded, {len(names)} of them idle ({format_bytes(num_bytes)}): "
+                    f"{', '.join(names[:4])}.",
+                    where={"object": type(model).__name__},
+                    evidence={"num_adapters": len(configs), "idle_bytes": num_bytes},
+                )
+            )
+            return
 
 
 def _classify(holder: Holder) -> tuple[str, str]:

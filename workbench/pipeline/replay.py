@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..observe.finiteness import FinitenessMode
+from ..observe.storages import tensors_in
 from .loop_hooks import LoopHooks, MicroBatch
 
 MAX_ROWS = 64  # Rows that are tried one by one.
@@ -77,28 +78,40 @@ def rerun_of_model(hooks: LoopHooks, micro: MicroBatch) -> Rerun | None:
 
 def rerun_of_source(frame: FrameType, batch: Any) -> Rerun | None:
     """Return how to run the loop's own loss code again, or None where its source is not known or too involved."""
-    cut = cut_loss_code(frame)
+    # What carries no graph is taken as it is now, since the loop may have changed it in place; what does is made again.
+    given = frozenset(name for name, value in frame.f_locals.items() if not _carries_graph(value))
+    cut = cut_loss_code(frame, given)
     if cut is None:
         return None
     code, root = cut
     namespace = {**frame.f_globals, **frame.f_locals}
-    names = [name for name, value in frame.f_locals.items() if value is batch and batch is not None]
+    parts = dict(batch.items()) if hasattr(batch, "items") else {}
+    whole = [name for name, value in frame.f_locals.items() if value is batch and batch is not None]
+    inner = {name: key for name, value in frame.f_locals.items() for key, item in parts.items() if value is item}
 
     def loss_of(other: Any) -> Tensor:
         local = dict(namespace)
         if other is not None:
-            local.update(dict.fromkeys(names, other))
+            local.update(dict.fromkeys(whole, other))
+            local.update({name: other[key] for name, key in inner.items()})
         exec(code, local)  # The user's own lines, run again as they are.
         value = eval(root, local)
         if not isinstance(value, Tensor):
             raise TypeError("the code did not yield a loss")
         return value
 
-    return Rerun(loss_of, batch if names else None)
+    return Rerun(loss_of, batch if whole or inner else None)
 
 
-def cut_loss_code(frame: FrameType) -> tuple[CodeType, CodeType] | None:
-    """Return the assignments that lead to the loss, and the expression on which backward was called."""
+def _carries_graph(value: Any) -> bool:
+    return any(tensor.requires_grad for tensor in tensors_in(value))
+
+
+def cut_loss_code(frame: FrameType, given: frozenset[str] = frozenset()) -> tuple[CodeType, CodeType] | None:
+    """Return the assignments that lead to the loss, and the expression on which backward was called.
+
+    Names in ``given`` are taken from the frame and not assigned again.
+    """
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     try:
         tree = ast.parse("".join(lines))
@@ -109,10 +122,11 @@ def cut_loss_code(frame: FrameType) -> tuple[CodeType, CodeType] | None:
     if root is None:
         return None
     needed = {node.id for node in ast.walk(root) if isinstance(node, ast.Name)}
+    given = given - needed  # The loss itself is always made again, also where it was returned detached.
     kept: list[ast.stmt] = []
     for statement in reversed(before):
         written = _written(statement)
-        if not written & needed or _advances_iterator(statement):
+        if not written & (needed - given) or _advances_iterator(statement):
             continue
         kept.append(statement)
         needed |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}

@@ -6,7 +6,6 @@ the failing batch can be run again the trainer's way, and an exception that leav
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -32,14 +31,16 @@ class TrainerWatch:
     ) -> None:
         self.trainer = trainer
         self.watch: Watch | None = None
-        self._options: dict[str, Any] = {"limit": limit, "look": look, "observers": observers}
+        self._options: dict[str, Any] = {"limit": limit, "look": look}
+        self._observers = list(observers)
         self._losses: list[Tensor] = []
         self._before: list[Finding] = []
         self._inputs: Any = None
         self._train = trainer.train
         self._training_step = trainer.training_step
-        trainer.train = functools.wraps(trainer.train)(self._watched_train)
-        trainer.training_step = functools.wraps(trainer.training_step)(self._watched_training_step)
+        # The trainer looks at the signature of neither; plain functions keep their names in tracebacks.
+        trainer.train = self._watched_train
+        trainer.training_step = self._watched_training_step
         trainer.add_callback(_Borders(self))
 
     @property
@@ -68,6 +69,7 @@ class TrainerWatch:
         if self.watch is not None:
             self._before += self.watch.findings
         self.watch = Watch(self.trainer.model, inner, **self._options)
+        self.watch.observers += self._observers
         self.watch.extra_roots = [Root("trainer", "variable", self.trainer)]
         self.watch.rerun_override = Rerun(self._loss_again, None)
         self.watch.__enter__()
@@ -100,7 +102,7 @@ class TrainerWatch:
         return loss
 
     def _watched_training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
-        self._inputs = {name: value for name, value in inputs.items()} if hasattr(inputs, "items") else inputs
+        self._inputs = dict(inputs) if hasattr(inputs, "items") else inputs
         if self.watch is not None and self.watch.rerun_override is not None:
             self.watch.rerun_override.batch = self._inputs
         loss: Tensor = self._training_step(model, inputs, *args, **kwargs)

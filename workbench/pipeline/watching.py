@@ -41,7 +41,7 @@ from ..observe.process_memory import InUseReader
 from ..observe.storages import StorageTracker, is_user_file, user_line
 from ..units import format_bytes, parse_bytes
 from . import accumulation, nonfinite_alarm, oom_alarm
-from .loop_hooks import LoopHooks, StepFacts
+from .loop_hooks import LoopHooks, MicroBatch, StepFacts
 
 LOOK_STEPS = 12  # Cohorts of nine steps that must survive three more.
 FIRST_SUSPICION = 8  # Steps whose counter must be seen before it can rouse suspicion.
@@ -57,6 +57,7 @@ def watch(
     limit: str | int | None = None,
     look: str = "auto",
     max_length: int | None = None,
+    continues: Watch | None = None,
     observers: Sequence[Observer] = (),
 ) -> Any:
     """Watch a plain loop, or a Trainer.
@@ -68,6 +69,7 @@ def watch(
         limit: Play a device that is full at this size, e.g. ``"24 MiB"``: every storage is counted, which costs time.
         look: ``"auto"`` looks deeply after a suspicion, ``"now"`` from the first steps on, ``"never"`` not at all.
         max_length: Longest row that should occur, in tokens.
+        continues: The watch of the interrupted part of the same epoch, to see that no row comes twice.
         observers: Receive a ``step`` event per step and a ``finding`` event per finding.
 
     Returns:
@@ -78,8 +80,10 @@ def watch(
         TypeError: ``target`` is neither a module nor a Trainer.
     """
     if isinstance(target, nn.Module):
-        return Watch(target, optimizer, scheduler=scheduler, limit=limit, look=look, max_length=max_length,
-                     observers=observers)  # fmt: skip
+        watch = Watch(target, optimizer, scheduler=scheduler, limit=limit, look=look, max_length=max_length)
+        watch.observers += observers
+        watch.continues = continues
+        return watch
     if hasattr(target, "train") and hasattr(target, "add_callback") and hasattr(target, "training_step"):
         from .trainer_watch import TrainerWatch
 
@@ -101,14 +105,15 @@ class Watch:
         limit: str | int | None = None,
         look: str = "auto",
         max_length: int | None = None,
-        observers: Sequence[Observer] = (),
     ) -> None:
         if look not in ("auto", "now", "never"):
             raise ValueError(f"look={look!r}; allowed are 'auto', 'now' and 'never'.")
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.limit_bytes = parse_bytes(limit) if limit is not None else None
         self.look_mode, self.max_length = look, max_length
-        self.observers = list(observers)
+        self.observers: list[Observer] = []
+        self.continues: Watch | None = None
+        self.seen_rows: deque[int] = deque(maxlen=KEPT_STEPS)  # Fingerprints of rows, in order.
         self.extra_roots: list[Root] = []
         self.rerun_override: Any = None  # A Trainer knows how to run its step again.
         self.num_steps = 0
@@ -290,6 +295,7 @@ class Watch:
         self.tokens.append(tokens)
         self.rows.append((trained[0].num_rows if trained else 0, len(trained)))
         for micro in trained:
+            self.seen_rows.extend(fingerprints(micro))
             mask = micro.kwargs.get("attention_mask")
             if isinstance(mask, Tensor) and mask.ndim == 2 and mask.device.type == "cpu":
                 lengths = mask.sum(1)
@@ -396,7 +402,7 @@ class Watch:
         self.add(finding)
 
     def _judge_whole_run(self) -> None:
-        from ..diagnose.course import find_course_faults
+        from ..diagnose.course import find_course_faults, find_repeated_rows
 
         for finding in find_speed_faults(self.speed):
             self.add(finding)
@@ -412,19 +418,20 @@ class Watch:
             schedule_steps=advanced,
         ):
             self.add(finding)
+        if self.continues is not None:
+            self.add(find_repeated_rows(list(self.continues.seen_rows), list(self.seen_rows)))
 
     def _watch_collector(self) -> None:
         """Time the full collections that the loop itself asks for, and count empty_cache calls."""
         speed = self.speed
         begun = [0.0]
-        watch = self
 
         def note(phase: str, info: Mapping[str, int]) -> None:
             if info["generation"] != 2:
                 return
             if phase == "start":
                 begun[0] = time.perf_counter()
-            elif watch._probe is None and _called_by_user():
+            elif _called_by_user():
                 speed.gc_s += time.perf_counter() - begun[0]
                 speed.num_gc += 1
 
@@ -467,6 +474,14 @@ def rises(levels: Iterable[float], at_steps: Iterable[float], tokens: Iterable[f
     error = spread * float(np.sqrt(max(inverse[1, 1], 0.0)))
     slope = float(solution[1])
     return slope > 100 and (error == 0 or slope > 2 * error)
+
+
+def fingerprints(micro: MicroBatch) -> list[int]:
+    """Return one number per row of token ids on the CPU; a row's bytes hash in about a microsecond."""
+    ids = micro.kwargs.get("input_ids", micro.args[0] if micro.args else None)
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.device.type != "cpu" or ids.is_floating_point():
+        return []
+    return [hash(row.tobytes()) for row in ids.numpy()]
 
 
 def _as_float(value: Any) -> float | None:
