@@ -117,9 +117,13 @@ class ErrorBox:
     def __init__(self) -> None:
         self.box = classed(widgets.HTML(), "wb-error", "wb-hidden")
 
-    def show(self, error: BaseException, what: str = "", sentence: str = "") -> None:
+    def show(self, error: BaseException, what: str = "") -> None:
         """Show an error with its traceback folded away."""
-        self.box.value = render_error(error, what, sentence)
+        self.show_html(render_error(error, what))
+
+    def show_html(self, html: str) -> None:
+        """Show an alert that is already escaped."""
+        self.box.value = html
         set_hidden(self.box, False)
 
     def say(self, sentence: str) -> None:

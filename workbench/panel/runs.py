@@ -41,7 +41,6 @@ class EndedRun:
     history: Any
     state: str
     num_steps: int | None = None
-    error: BaseException | None = None
     result_dir: Path | None = None
 
 
@@ -124,7 +123,7 @@ def list_findings(session: Any) -> list[tuple[str, list[str]]]:
     """Return ``(summary, what to do)`` of what the doctors found, leaks excepted: they have their own line."""
     found = [finding.to_dict() for finding in getattr(session, "findings", ())]
     if isinstance(session, EndedRun):
-        found = _read_findings(session.run_dir)
+        found = [data for _, data in _read_lines(session.run_dir / "findings.jsonl")]
     return [
         (str(one.get("summary", "")), [str(fix.get("text", "")) for fix in one.get("fixes", ())])
         for one in found
@@ -132,15 +131,29 @@ def list_findings(session: Any) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _read_findings(run_dir: Path) -> list[dict[str, Any]]:
+def read_failure(session: Any) -> tuple[str, str] | None:
+    """Return the sentence and the traceback of a failed run, or None."""
+    if isinstance(session, EndedRun):
+        errors = [data for kind, data in _read_lines(session.run_dir / "events.jsonl") if kind == "error"]
+        if session.state != "failed" or not errors:
+            return None
+        return str(errors[-1].get("sentence", "")), str(errors[-1].get("traceback", ""))
+    if session.error is None:
+        return None
+    return str(session.summary()["error"]), session.error_traceback
+
+
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return ``(kind, data)`` of the lines of an events file; half-written ones are left out."""
     try:
-        lines = (run_dir / "findings.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     found = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            found.append(dict(json.loads(line)["data"]))
+            event = json.loads(line)
+            found.append((str(event["kind"]), dict(event["data"])))
     return found
 
 

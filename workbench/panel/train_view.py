@@ -10,10 +10,11 @@ import ipywidgets as widgets
 
 from ..estimate.estimate import Estimate
 from ..events import LIVE_STATES, Progress
+from ..report.html import render_failure
 from ..report.run_html import render_findings, render_result, render_run_facts, render_run_head
 from .fields import classed, set_hidden
 from .pieces import ErrorBox, button, card, render_progress
-from .runs import EndedRun, describe_leak, list_findings, read_facts
+from .runs import EndedRun, describe_leak, list_findings, read_facts, read_failure
 from .stream import Flusher, choose_plot
 
 LEAK_EVERY_STEPS = 10
@@ -188,9 +189,9 @@ class TrainView:
         _set(self._findings, render_findings(list_findings(session)))
 
     def _show_end(self, session: Any) -> None:
-        if session.error is not None:
-            sentence = session.summary()["error"] if hasattr(session, "summary") else ""
-            self.error.show(session.error, "The run failed", sentence)
+        failure = read_failure(session)
+        if failure is not None:
+            self.error.show_html(render_failure(*failure, "The run failed"))
         facts = read_facts(session)
         self._result.value = render_result(facts.state, facts.position, facts.loss, session.run_dir, session.result_dir)
         for listener in self.ended_listeners:

@@ -16,7 +16,7 @@ from ..events import LIVE_STATES, Cancel, ProgressCallback
 from ..hardware import device_names
 from ..recipe import Recipe
 from ..report.charts import render_memory_bar
-from ..report.html import render_error
+from ..report.html import render_failure
 from ..report.text import describe_estimate
 from .background import Background, Outcome
 from .comms import answer_beside_cells, pump_while_waiting
@@ -24,7 +24,7 @@ from .estimate_view import EstimateView
 from .fields import build_fields, classed
 from .pieces import style_sheet
 from .preview_view import PreviewView
-from .runs import live_session, open_run, read_facts, require_no_live_session
+from .runs import live_session, open_run, read_facts, read_failure, require_no_live_session
 from .settings_view import Header, connect_fields, main_card, suggest_data
 from .stream import is_foreign_front, render_history
 from .train_view import TrainView
@@ -247,8 +247,9 @@ class Workbench:
         if self.session is not None:
             history = getattr(self.session, "history", None)
             parts.append(render_history(history, self._train.levels))
-            if self.session.error is not None:
-                parts.append(render_error(self.session.error, "The run failed"))
+            failure = read_failure(self.session)
+            if failure is not None:
+                parts.append(render_failure(*failure, "The run failed"))
         elif self.estimate is not None:
             memory = self.estimate.memory
             parts.append(render_memory_bar(memory.breakdown, memory.capacity_bytes, memory.interval_bytes))

@@ -121,20 +121,26 @@ def render_effects(effects: Sequence[Effect], words: Sequence[str], current_verd
     return f'<span class="wb-chips" title="{title}">{"".join(chips[:3])}{rest}</span>'
 
 
-def render_error(error: BaseException, what: str = "", sentence: str = "") -> str:
+def render_failure(sentence: str, traceback_text: str, what: str = "") -> str:
+    """Return a failure that is known by its words only, with the traceback folded away."""
+    lead = f"<b>{escape(what)}.</b> " if what else ""
+    return f'<div class="wb-alert" role="alert">{lead}<span>{escape(sentence)}</span>{_fold_traceback(traceback_text)}</div>'
+
+
+def render_error(error: BaseException, what: str = "") -> str:
     """Return an error in words, with the traceback folded away.
 
     Args:
         error: What was raised; the cause of a RunError is shown in its place where it says more.
         what: What was being done, e.g. ``"The estimate failed"``.
-        sentence: What to say in place of the exception's own text.
     """
     lead = f"<b>{escape(what)}.</b> " if what else ""
     if isinstance(error, RecipeError):
         items = "".join(f"<li>{escape(str(problem))}</li>" for problem in error.problems)
         return f'<div class="wb-alert" role="alert">{lead}<ul>{items}</ul></div>'
-    text = sentence or describe_error(error)
-    return f'<div class="wb-alert" role="alert">{lead}<span>{escape(text)}</span>{_fold_traceback(error)}</div>'
+    is_plain = isinstance(error, Cancelled) or error.__traceback__ is None
+    text = "" if is_plain else "".join(traceback.format_exception(error))
+    return render_failure(describe_error(error), text, what)
 
 
 def describe_error(error: BaseException) -> str:
@@ -148,8 +154,7 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines)}" if lines else type(error).__name__
 
 
-def _fold_traceback(error: BaseException) -> str:
-    if isinstance(error, Cancelled) or error.__traceback__ is None:
+def _fold_traceback(text: str) -> str:
+    if not text.strip():
         return ""
-    text = "".join(traceback.format_exception(error))
     return f"<details><summary>Traceback, for a bug report</summary><pre>{escape(text[-12000:])}</pre></details>"

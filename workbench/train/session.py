@@ -47,6 +47,7 @@ class Session:
         recipe: What runs.
         run_dir: The run's folder.
         error: What made the run fail, or None.
+        error_traceback: Its traceback as text; the exception itself holds no frames any more.
         num_steps: Optimizer steps of the whole run; None until the data is prepared.
         step: Optimizer steps done.
         progress: The newest progress of fetching, loading, tokenizing, evaluating or saving; None before the first.
@@ -87,6 +88,7 @@ class Session:
             run_dir = resumed_dir if self._continues else run_dir
         self.run_dir = Path(run_dir) if run_dir is not None else new_path(recipe)
         self.error: BaseException | None = None
+        self.error_traceback = ""
         self.num_steps: int | None = None
         self.step = 0
         self.progress: Progress | None = None
@@ -253,7 +255,7 @@ class Session:
             error = caught
         if error is not None:
             text = drop_frames(error)
-            self.error = error
+            self.error, self.error_traceback = error, text
             data = {"sentence": sentence_of(error), "kind": type(error).__name__, "traceback": text}
             self._publisher.publish(Event("error", data))
         collect_memory()

@@ -14,7 +14,7 @@ from workbench.errors import DataError, Problem, RecipeError, RunError
 from workbench.estimate.estimate import BatchShape, Estimate, MemoryEstimate, TimeEstimate
 from workbench.events import Timeline
 from workbench.report.data_html import render_data_facts, render_preview
-from workbench.report.html import describe_error, render_effects, render_error, render_estimate
+from workbench.report.html import describe_error, render_effects, render_error, render_estimate, render_failure
 from workbench.report.run_html import render_result, render_run_facts, render_run_head
 from workbench.report.text import (
     describe_breakdown,
@@ -182,7 +182,10 @@ def test_foreign_errors_keep_their_type() -> None:
     wrapped = RunError("")
     wrapped.__cause__ = ValueError("inside")
     assert describe_error(wrapped) == "ValueError: inside"
-    assert "a kinder sentence" in render_error(raised(KeyError("x")), "", "a kinder sentence")
+    html = render_failure(PAYLOAD, PAYLOAD, "The run failed")
+    assert "<script>" not in html
+    assert "Traceback, for a bug report" in html
+    assert "<details" not in render_failure("words", "")
 
 
 def test_all_problems_are_listed() -> None:
