@@ -128,10 +128,9 @@ def _chunked_nll(model: nn.Module, batch: Mapping[str, Tensor], num_items: Tenso
     hidden = _hidden_states(causal, {name: value for name, value in batch.items() if name != "labels"})
     labels = functional.pad(batch["labels"], (0, 1), value=IGNORE_INDEX)[..., 1:].reshape(-1).to(hidden.device)
     hidden = hidden.reshape(-1, hidden.shape[-1])
-    if not _is_fake(labels):
-        # How many tokens are supervised is data; a trace has none and takes all of them, the most there can be.
-        supervised = labels.ne(IGNORE_INDEX).nonzero().squeeze(-1)
-        hidden, labels = hidden.index_select(0, supervised), labels.index_select(0, supervised)
+    # How many tokens are supervised is data; a trace takes as many as it is told.
+    supervised = labels.ne(IGNORE_INDEX).nonzero().squeeze(-1)
+    hidden, labels = hidden.index_select(0, supervised), labels.index_select(0, supervised)
     total = hidden.new_zeros((), dtype=torch.float32)
     for start in range(0, labels.shape[0], CHUNK_TOKENS):
         piece = slice(start, start + CHUNK_TOKENS)
@@ -148,8 +147,3 @@ def _chunk_nll(causal: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = _logits(causal, hidden).float()
     return functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
-
-def _is_fake(tensor: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor) or tensor.is_meta

@@ -155,8 +155,7 @@ def _float_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return the additive mask a boolean one is turned into; source: ``convert_boolean_attn_mask``, attention.cpp."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    zero = torch.zeros((), dtype=dtype, device="meta")
-    return torch.where(mask.logical_not(), -math.inf, zero)
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device="meta"), -math.inf)
 
 
 def _aligned_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

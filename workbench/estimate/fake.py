@@ -37,6 +37,8 @@ _RESHAPING = frozenset(
 )
 
 _SKIPPED: dict[Any, bool] = {}
+_READ_VALUE = torch.ops.aten._local_scalar_dense.default
+_FIND_TRUE = torch.ops.aten.nonzero.default
 _SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
@@ -46,6 +48,7 @@ class MetaRecorder(StorageRecorder):
     Args:
         model: A model on the meta device.
         capability: Compute capability of a CUDA target, for the scratch memory of its kernels.
+        num_true: Elements that a search for true ones (``nonzero``) finds at most; None finds all.
         answer: What a question about values (``bool(tensor)``, ``.all()``) is answered with; there are no values.
         with_work: Also record what operators do.
     """
@@ -55,10 +58,12 @@ class MetaRecorder(StorageRecorder):
         model: nn.Module,
         *,
         answer: bool,
+        num_true: int | None = None,
         capability: tuple[int, int] | None = None,
         with_work: bool = True,
     ) -> None:
         super().__init__(model, "meta", with_work=with_work)
+        self._num_true = num_true
         self._answer = answer
         self._capability = capability
 
@@ -79,8 +84,11 @@ class MetaRecorder(StorageRecorder):
             if func is _SOFTMAX_BACKWARD:
                 self._add_softmax_product(func, args, result)
             return result
-        if func._schema.name == "aten::_local_scalar_dense" and args[0].is_meta:
+        if func is _READ_VALUE and args[0].is_meta:
             return self._value_of(args[0])
+        if func is _FIND_TRUE and args[0].is_meta:
+            count = args[0].numel() if self._num_true is None else min(args[0].numel(), self._num_true)
+            return torch.empty((count, args[0].ndim), dtype=torch.int64, device="meta")
         result = func(*args, **kwargs)
         if func is _SOFTMAX_BACKWARD:
             self._add_softmax_product(func, args, result)
@@ -117,7 +125,7 @@ class MetaRecorder(StorageRecorder):
             _SKIPPED[func] = skip
         if skip and _is_meta(args[0]):
             return args[0] if func._schema.returns else None
-        if func._schema.name == "aten::_local_scalar_dense" and args[0].is_meta:
+        if func is _READ_VALUE and args[0].is_meta:
             return self._value_of(args[0])
         return func(*args, **kwargs)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..components.optimizer import BITSANDBYTES_OPTIMIZERS
+from ..components.optimizer import BITSANDBYTES_OPTIMIZERS, build_optimizer
 from ..recipe import Recipe
 
 if TYPE_CHECKING:
@@ -21,32 +21,43 @@ if TYPE_CHECKING:
 PAGED_FROM_ELEMENTS = 100_000
 
 
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float, *, on_cuda: bool) -> None:
-    """Scale gradients down to ``max_norm`` as ``torch.nn.utils.clip_grad_norm_`` does; 0 leaves them alone.
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor | None:
+    """Scale gradients down to ``max_norm`` as ``torch.nn.utils.clip_grad_norm_`` does and return their norm.
 
-    On CUDA torch takes its foreach path, which it refuses to take for meta tensors, so its operators are called here.
+    0 leaves them alone.
+
+    On CPU and CUDA torch takes its foreach path, which it refuses to take for meta tensors, so its operators are
+    called here.
 
     Source:
         ``_get_total_norm``, ``_clip_grads_with_norm_``, torch/nn/utils/clip_grad.py.
     """
     if not max_norm or not parameters:
-        return
-    if not on_cuda:
-        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        return
+        return None
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for grad in grads:
+        by_dtype.setdefault(grad.dtype, []).append(grad)
     with torch.no_grad():
-        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for grad in grads:
-            by_dtype.setdefault(grad.dtype, []).append(grad)
-        norms: list[Tensor] = []
+        total = _total_norm(list(by_dtype.values()))
+        factor = max_norm / (total + 1e-6)
+        clamped = torch.clamp(factor, max=1.0)
         for group in by_dtype.values():
-            norms.extend(torch._foreach_norm(group, 2.0))
-        total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in norms]), 2.0)
-        del norms
-        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        for group in by_dtype.values():
-            torch._foreach_mul_(group, factor)
+            torch._foreach_mul_(group, clamped)
+    return total
+
+
+def _total_norm(groups: list[list[Tensor]]) -> Tensor:
+    norms = [norm for group in groups for norm in torch._foreach_norm(group, 2.0)]
+    return torch.linalg.vector_norm(torch.stack(norms), 2.0)
+
+
+def new_optimizer(recipe: Recipe, model: nn.Module, *, on_cuda: bool) -> torch.optim.Optimizer:
+    """Return the optimizer of the Recipe over meta parameters, inside a trace."""
+    if recipe.training.optim in BITSANDBYTES_OPTIMIZERS:
+        with without_modes():  # Its constructor computes its code tables from values.
+            return build_optimizer(recipe, model, for_cuda=on_cuda)
+    return build_optimizer(recipe, model, for_cuda=on_cuda)
 
 
 @contextlib.contextmanager
@@ -73,10 +84,6 @@ def step_optimizer(
         optimizer.step()
         return
     bnb_optimizer: Any = optimizer
-    if not bnb_optimizer.name2qmap:
-        # The tables are computed from values, on the CPU.
-        with without_modes():
-            bnb_optimizer.fill_qmap()
     pages = bnb_optimizer.is_paged and on_cuda
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):

@@ -107,7 +107,9 @@ def stand_in(func: Any, args: Any) -> Any:
         output = torch.empty((*source.shape[:-1], weight.shape[0]), dtype=source.dtype, device="meta")
         outliers = None
         if columns is not None:
-            outliers = torch.empty((source.numel() // source.shape[-1], columns.numel()), dtype=source.dtype, device="meta")
+            outliers = torch.empty(
+                (source.numel() // source.shape[-1], columns.numel()), dtype=source.dtype, device="meta"
+            )
         return output, outliers
     return None
 

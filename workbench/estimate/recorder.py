@@ -32,6 +32,10 @@ _ALIASING = frozenset(
 _NO_SEQUENCE = 2**64 - 1
 
 
+# Added to the name of an operator for memory that its kernel takes and gives back before it returns.
+SCRATCH = " (scratch)"
+
+
 class _Birth(weakref.ref):  # type: ignore[type-arg]  # subclass only adds a slot
     """A weak reference to a storage that knows its token."""
 
@@ -221,6 +225,13 @@ class StorageRecorder(TorchDispatchMode):
             self._bear(storage, self._operator_id(operator), storage.nbytes(), self.tape.module_layers[self._module])
             self._module = before
 
+    def note_tensor(self, tensor: torch.Tensor, operator: str) -> None:
+        """Record a tensor that was made here by something that no operator shows."""
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._live and storage.nbytes():
+                self._bear(storage, self._operator_id(operator), storage.nbytes(), self._layer)
+
     def add_bytes(self, num_bytes: int, operator: str, module: str = "") -> int:
         """Record memory that no tensor of the trace stands for; returns a token for ``end_bytes``."""
         index = self._module_ids.get(module, 0)
@@ -243,7 +254,7 @@ class StorageRecorder(TorchDispatchMode):
     def add_transients(self, sizes: list[int], func: Any) -> None:
         """Record memory that an operator's kernel takes, piece by piece, and gives back before it returns."""
         if sizes:
-            operator = self._operator_id(str(func._schema.name).replace("::", "."))
+            operator = self._operator_id(f"{str(func._schema.name).replace('::', '.')}{SCRATCH}")
             tokens = [self._note(num_bytes, operator, self._layer) for num_bytes in sizes if num_bytes]
             for token in tokens:
                 self._die(token)

@@ -43,6 +43,11 @@ _FLOAT32_CPU = (
     "margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss ctc_loss kl_div multilabel_margin_loss "
     "binary_cross_entropy_with_logits cross_entropy"
 ).split()
+# Operators that autocast runs in the widest dtype of their arguments: AT_FORALL_PROMOTE, and those of the CPU.
+_PROMOTED = {
+    "cuda": "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split(),
+    "cpu": ["stack", "cat", "index_copy"],
+}
 _CASTS_PER_MODE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -68,6 +73,11 @@ def _upper(kind: str) -> frozenset[Any]:
     return _functions(_FLOAT32_CUDA if kind == "cuda" else _FLOAT32_CPU) | extra
 
 
+@functools.cache
+def _promoted(kind: str) -> frozenset[Any]:
+    return _functions(_PROMOTED[kind])
+
+
 class TargetMode(TorchFunctionMode):
     """Function mode that stands in for the target device while a meta model runs.
 
@@ -84,10 +94,12 @@ class TargetMode(TorchFunctionMode):
         # A card without a compute capability (ROCm) has a flash kernel with the same rules.
         self.capability = device.compute_capability or (9, 0)
         self.on_backward: Callable[[], None] | None = None
+        self.on_new_tensor: Callable[[Tensor, str], None] = lambda *_: None
         self.on_attention: attention.Note = lambda *_: None
         self.cast_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._lower = _lower()
         self._upper = _upper(self.kind)
+        self._promoted = _promoted(self.kind)
         self._handlers = _handlers()
         self._makers = _factories()
 
@@ -98,9 +110,15 @@ class TargetMode(TorchFunctionMode):
             return handler(self, func, args, kwargs)
         if "device" in kwargs or func in self._makers:
             kwargs = self._place(func, kwargs)
-        if torch.is_autocast_enabled(self.kind):
-            args, kwargs = self._cast(func, args, kwargs)
-        return func(*args, **kwargs)
+        if not torch.is_autocast_enabled(self.kind):
+            return func(*args, **kwargs)
+        args, kwargs = self._cast(func, args, kwargs)
+        # C++ ends its temporaries from the last made to the first; a list drops its items from the end.
+        casts = list(reversed(args))
+        result = func(*args, **kwargs)
+        del args, kwargs
+        casts.clear()
+        return result
 
     def _place(self, func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         asked = kwargs.get("device")
@@ -117,10 +135,14 @@ class TargetMode(TorchFunctionMode):
             dtype = torch.float32
             if "dtype" in kwargs and kwargs["dtype"] is not None:
                 return args, kwargs
+        elif func in self._promoted:
+            dtype = _widest([*args, *kwargs.values()])
         else:
             return args, kwargs
         cast = functools.partial(self._cast_one, dtype=dtype)
-        return _map(cast, args), {name: _map(cast, value) for name, value in kwargs.items()}
+        # GCC evaluates the arguments of autocast's wrapper from the last to the first, so the bias is cast first.
+        kwargs = {name: _map(cast, value) for name, value in kwargs.items()}
+        return tuple(_map(cast, value) for value in reversed(args))[::-1], kwargs
 
     def _cast_one(self, value: Any, dtype: torch.dtype) -> Any:
         if not isinstance(value, Tensor) or value.dtype == dtype or value.dtype not in _CASTS_PER_MODE:
@@ -187,6 +209,14 @@ class TargetPrecision(Precision):
         return self.mode.autocast(self.autocast_dtype)
 
 
+def _widest(values: Any) -> torch.dtype:
+    """Return float32 where any tensor among the arguments has it, else the 16-bit dtype they share."""
+    if isinstance(values, Tensor):
+        return values.dtype if values.dtype in _CASTS_PER_MODE else torch.bfloat16
+    found = [_widest(value) for value in values] if isinstance(values, (list, tuple)) else []
+    return max(found, key=lambda dtype: dtype.itemsize, default=torch.bfloat16)
+
+
 def _map(cast: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_map(cast, item) for item in value) if type(value) in (list, tuple) else value
@@ -207,6 +237,9 @@ def _get_is_cpu(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _move(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    if mode.kind == "cpu" and not args[0].is_meta:
+        return func(*args, **kwargs)  # A real tensor that is already where it is wanted.
+
     def place(value: Any) -> Any:
         is_device = isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] == mode.kind)
         return torch.device("meta") if is_device and torch.device(value).type == mode.kind else value
@@ -214,6 +247,14 @@ def _move(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
     return func(
         args[0], *(place(value) for value in args[1:]), **{name: place(value) for name, value in kwargs.items()}
     )
+
+
+def _new_tensor(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """``torch.tensor`` on meta calls no operator; on a real device it shows as ``lift_fresh``."""
+    result = func(*args, **mode._place(func, kwargs))
+    if result.is_meta:
+        mode.on_new_tensor(result, "aten.lift_fresh")
+    return result
 
 
 def _stay(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -260,7 +301,8 @@ def _softmax(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
 def _attend(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
     if torch.is_autocast_enabled(mode.kind):
         cast = functools.partial(mode._cast_one, dtype=torch.get_autocast_dtype(mode.kind))
-        args, kwargs = _map(cast, args), {name: cast(value) for name, value in kwargs.items()}
+        kwargs = {name: cast(value) for name, value in kwargs.items()}
+        args = tuple(cast(value) for value in reversed(args))[::-1]
     if mode.kind == "cuda":
         return attention.attend_cuda(
             *args, **kwargs, capability=mode.capability, note=mode.on_attention, kernel=mode.sdpa_kernel
@@ -276,6 +318,7 @@ def _handlers() -> dict[Any, Handler]:
         Tensor.is_cuda.__get__: _get_is_cuda,  # type: ignore[attr-defined]  # a getset descriptor at run time
         Tensor.is_cpu.__get__: _get_is_cpu,  # type: ignore[attr-defined]  # a getset descriptor at run time
         Tensor.to: _move,
+        torch.tensor: _new_tensor,
         Tensor.cuda: _stay,
         Tensor.cpu: _stay,
         Tensor.backward: _backward,

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from ..components.checkpointing import checkpoint_runner
 from ..components.loss import compute_loss
-from ..components.optimizer import build_optimizer
 from ..components.precision import resolve_precision
 from ..components.step import micro_step
 from ..events import Cancel
 from ..hardware import Device
 from ..recipe import Recipe
 from .fake import MetaRecorder
-from .optimizers import clip_gradients, step_optimizer
+from .optimizers import clip_gradients, new_optimizer, step_optimizer
 from .quantized import quant_parts
 from .script import OUR_TRAINER, Script
 from .tape import Tape
@@ -42,6 +41,7 @@ class TraceShape:
 
     Attributes:
         batch_size, length: Training micro-batch, padding included.
+        num_supervised: Tokens of a training micro-batch that are learned; None takes all but the first of each sample.
         eval_batch_size: Samples of an evaluation batch; 0 where nothing is evaluated.
         padded: Whether a mask is passed.
         packed: Whether position ids are passed.
@@ -52,6 +52,7 @@ class TraceShape:
     eval_batch_size: int
     padded: bool
     packed: bool
+    num_supervised: int | None = None
 
 
 @dataclass
@@ -122,11 +123,18 @@ def trace_run(
     Raises:
         Cancelled: The user cancelled.
     """
-    recorder = MetaRecorder(model, answer=not (shape.padded or shape.packed), capability=device.compute_capability)
+    supervised = shape.num_supervised
+    recorder = MetaRecorder(
+        model,
+        answer=not (shape.padded or shape.packed),
+        num_true=shape.batch_size * (shape.length - 1) if supervised is None else supervised,
+        capability=device.compute_capability,
+    )
     mode = TargetMode(device, script.sdpa_kernel)
     precision = TargetPrecision.of(resolve_precision(recipe, device), mode)
     runner = _Checkpointing(recorder, mode)
     mode.on_backward = functools.partial(recorder.begin_phase, "backward")
+    mode.on_new_tensor = recorder.note_tensor
     mode.on_attention = recorder.add_attention
     try:
         with _graph_on(), script.around(), runner.installed(model), mode, recorder:
@@ -291,11 +299,11 @@ class _Driver:
             token = recorder.token_of(parameter.grad)  # type: ignore[arg-type]  # filtered above
             if token is not None:
                 tape.categories[token] = "gradient"
-        optimizer = build_optimizer(recipe, model, for_cuda=on_cuda)
+        optimizer = new_optimizer(recipe, model, on_cuda=on_cuda)
         for name in ("step", "step_again"):
             self._check()
             recorder.begin_segment(name, "optimizer")
-            clip_gradients(parameters, recipe.training.max_grad_norm, on_cuda=on_cuda)
+            clip_gradients(parameters, recipe.training.max_grad_norm)
             step_optimizer(recipe, optimizer, recorder, on_cuda=on_cuda)
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, Mapping) else ():
@@ -314,7 +322,7 @@ class _Driver:
         self._recorder.begin_segment(name, "forward")
         batch = self._batch(self._shape.batch_size)
         num_items = torch.empty((), dtype=torch.int64, device="meta")
-        self._recorder.add_tensor(num_items, "input")
+        self._mark_input(num_items)
         scaler = _Scaler() if self._precision.uses_grad_scaler else None
         if self._script.forward is None:
             micro_step(self._recipe, self._model, batch, num_items, self._precision, scaler)
@@ -344,12 +352,14 @@ class _Driver:
         names += ["position_ids"] if self._shape.packed else []
         size = (batch_size, self._shape.length)
         batch = {name: torch.empty(size, dtype=torch.int64, device="meta") for name in names}
-        tape = self._recorder.tape
         for value in batch.values():
-            token = self._recorder.token_of(value)
-            if token is not None:
-                tape.categories[token] = "input"
+            self._mark_input(value)
         return batch
+
+    def _mark_input(self, value: Tensor) -> None:
+        token = self._recorder.token_of(value)
+        if token is not None:
+            self._recorder.tape.categories[token] = "input"
 
     def _check(self) -> None:
         if self._cancel is not None:
