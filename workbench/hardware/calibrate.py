@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..events import Cancel, Progress, ProgressCallback
+from ..units import GIB
 from .device import Device
 from .store import Profile, save_profile
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 GEMM_SHAPES = {"large": (1024, 2048, 2048), "medium": (512, 576, 1536), "narrow": (1024, 1024, 16)}
 # A bandwidth probe has to be far larger than the last-level cache (tens of MiB).
 CPU_PROBE_BYTES = 2**27
-GPU_PROBE_BYTES = 2**30
+GPU_PROBE_BYTES = GIB
 SECONDS_PER_PROBE = 0.25
 
 
