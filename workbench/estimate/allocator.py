@@ -134,11 +134,8 @@ class CachingAllocator:
         step = self._function("replay")
         done = start
         while done < len(events):
-            done = int(
-                step(
-                    *self._tables(), self._settings, self._stats, events, sizes, rows, allocated, reserved, done
-                )  # fmt: skip
-            )
+            tables = (*self._tables(), self._settings, self._stats)
+            done = int(step(*tables, events, sizes, rows, allocated, reserved, done))
             if done < len(events):
                 if self._counters[core.NUM_BLOCKS] + 4 < len(self._blocks):
                     raise OutOfCapacity(int(sizes[events[done]]), done)

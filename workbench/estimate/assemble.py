@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Schedule:
         phases: Index into ``Tape.phase_names`` of each event.
         stretches: Segments in order.
         life: What was lined up.
+        warms_up: Whether transformers takes one block of all weights before it loads them (it does with a device map).
     """
 
     events: Any
@@ -50,6 +51,7 @@ class Schedule:
     phases: Any
     stretches: list[Stretch]
     life: Life
+    warms_up: bool = True
 
     @property
     def sizes(self) -> Any:
@@ -62,12 +64,13 @@ class Schedule:
         return self.life.categories[self.sources]
 
 
-def line_up(life: Life, gradient_accumulation_steps: int) -> Schedule:
+def line_up(life: Life, gradient_accumulation_steps: int, *, warms_up: bool = True) -> Schedule:
     """Return the events of loading, ``NUM_STEPS`` optimizer steps and one evaluation batch.
 
     Args:
         life: The whole model's segments.
         gradient_accumulation_steps: Micro-batches of a step; more than MAX_MICRO_BATCHES change nothing.
+        warms_up: See ``Schedule``.
     """
     later = min(gradient_accumulation_steps, MAX_MICRO_BATCHES) - 1
     plan: list[tuple[str, int | None]] = [("load", None), ("prepare", None), ("adapter", None)]
@@ -76,7 +79,7 @@ def line_up(life: Life, gradient_accumulation_steps: int) -> Schedule:
         plan += [("step" if step == 0 else "step_again", step), ("zero", step)]
     if "evaluation" in life.starts:
         plan.append(("evaluation", None))
-    return _Assembler(life).run(plan)
+    return replace(_Assembler(life).run(plan), warms_up=warms_up)
 
 
 class _Assembler:

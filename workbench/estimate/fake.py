@@ -155,7 +155,7 @@ def _signature(values: Any) -> Any:
 
 
 def _describe(result: Any) -> Any:
-    """Return ``(shape, strides, dtype)`` of a meta result, a list of them for several; None where it is not all meta."""
+    """Return ``(shape, strides, dtype)`` of a meta result, a list for several; None where not all of it is meta."""
     if isinstance(result, torch.Tensor):
         if not result.is_meta or result.untyped_storage().nbytes() != _dense_bytes(result):
             return None

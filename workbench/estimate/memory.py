@@ -100,7 +100,7 @@ def estimate_memory(
 
 @functools.cache
 def process_base_bytes() -> int:
-    """Return the resident memory of a process that has the libraries loaded and no model: measured once, in this one."""
+    """Return the resident memory of a process with the libraries loaded and no model; measured once, in this one."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)
@@ -132,7 +132,7 @@ def _replay(
     # transformers takes all weights in one block, frees it, and so has one large segment to load into.
     # Source: caching_allocator_warmup, transformers/modeling_utils.py.
     weights = _loaded_bytes(schedule, starts[names.index("prepare")])
-    if weights:
+    if weights and schedule.warms_up:
         allocator.free(allocator.malloc(weights))
     cuts = [(starts[names.index("adapter")], 0), (first.begin, workspaces[0]), (backward, sum(workspaces[1:]))]
     begin = 0

@@ -1,4 +1,4 @@
-"""bitsandbytes on meta tensors: the state beside a packed weight, outlier columns, and what kernels take for a moment."""
+"""bitsandbytes on meta tensors: the state beside a packed weight, outlier columns, scratch memory of kernels."""
 
 from __future__ import annotations
 

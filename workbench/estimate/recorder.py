@@ -149,7 +149,7 @@ class StorageRecorder(TorchDispatchMode):
         return self._module
 
     def _watch(self, model: nn.Module) -> None:
-        paths = {name: module for name, module in model.named_modules()}
+        paths = dict(model.named_modules())
         self._layer_lists = frozenset(
             name for name, module in paths.items() if isinstance(module, nn.ModuleList) and _is_layer_list(module)
         )

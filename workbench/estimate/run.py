@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -39,16 +39,18 @@ MAX_LIVES = 64
 
 # Fields that change neither the graph nor the storages.
 _IRRELEVANT = (
-    "data.name_or_path data.config_name data.split data.max_rows data.format data.messages_column data.prompt_column "
-    "data.completion_column data.text_column data.train_on data.padding data.max_length data.group_by_length "
-    "data.num_proc data.dataloader_num_workers adapter.lora_alpha training.per_device_train_batch_size "
-    "training.gradient_accumulation_steps training.learning_rate training.num_train_epochs training.max_steps "
-    "training.lr_scheduler_type training.warmup_steps training.adam_beta1 training.adam_beta2 training.adam_epsilon "
-    "training.tf32 training.seed training.logging_steps training.save_steps training.save_total_limit training.report_to "
-    "evaluation.split evaluation.max_rows evaluation.eval_steps evaluation.early_stopping_patience "
-    "evaluation.load_best_model_at_end evaluation.per_device_eval_batch_size hardware.device hardware.emulate "
-    "hardware.torch_version hardware.expandable_segments cost.price_per_hour_usd policies.on_nonfinite"
-).split()
+    "data.name_or_path", "data.config_name", "data.split", "data.max_rows", "data.format", "data.messages_column",
+    "data.prompt_column", "data.completion_column", "data.text_column", "data.train_on", "data.padding",
+    "data.max_length", "data.group_by_length", "data.num_proc", "data.dataloader_num_workers", "adapter.lora_alpha",
+    "training.per_device_train_batch_size", "training.gradient_accumulation_steps", "training.learning_rate",
+    "training.num_train_epochs", "training.max_steps", "training.lr_scheduler_type", "training.warmup_steps",
+    "training.adam_beta1", "training.adam_beta2", "training.adam_epsilon", "training.tf32", "training.seed",
+    "training.logging_steps", "training.save_steps", "training.save_total_limit", "training.report_to",
+    "evaluation.split", "evaluation.max_rows", "evaluation.eval_steps", "evaluation.early_stopping_patience",
+    "evaluation.load_best_model_at_end", "evaluation.per_device_eval_batch_size", "hardware.device",
+    "hardware.emulate", "hardware.torch_version", "hardware.expandable_segments", "cost.price_per_hour_usd",
+    "policies.on_nonfinite",
+)  # fmt: skip
 # Of the rest, those that change a trace but not the modules it runs.
 _TRACE_ONLY = (
     "training.optim",
@@ -132,7 +134,7 @@ def estimate_run(
     notes: list[str] = []
     traceable = _traceable(recipe, batch, notes)
     traced, was_cached = _traced(traceable, target, batch, script, progress, cancel)
-    schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps)
+    schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps, warms_up=script.warms_up)
     memory = estimate_memory(
         schedule,
         target,
@@ -210,7 +212,7 @@ def _key(recipe: Recipe, device: Device, *, for_model: bool) -> str:
         group, name = path.split(".")
         values[group].pop(name, None)
     facts = [device.has_caching_allocator, device.compute_capability, device.bf16_native]
-    return json.dumps([values, facts, torch.get_num_threads() if False else 0], sort_keys=True, default=str)
+    return json.dumps([values, facts], sort_keys=True, default=str)
 
 
 def _traced(
@@ -237,8 +239,9 @@ def _traced(
         except (WorkbenchError, MemoryError):
             raise
         except Exception as error:
+            first_line = (str(error).splitlines() or [""])[0]
             raise EstimateError(
-                f"{recipe.model.name_or_path} cannot be traced ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}). "
+                f"{recipe.model.name_or_path} cannot be traced ({type(error).__name__}: {first_line}). "
                 "Try model.attn_implementation=eager, or another model."
             ) from error
     with _CACHE:

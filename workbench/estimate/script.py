@@ -26,6 +26,8 @@ class Script:
             step, as a variable of a plain loop does. Our trainer drops it when the loss is known.
         adapt: Changes the model after ``build_model``, on the meta device.
         around: A context the whole trace runs in, e.g. one that puts fused functions in place of a module's.
+        warms_up: Whether the weights are loaded through a device map, for which transformers 5 takes one block of all
+            weights first; ``model.cuda()`` and older versions take block after block.
         sdpa_kernel: Pins ``scaled_dot_product_attention`` to ``"flash"``, ``"efficient"`` or ``"math"``.
 
     Example:
@@ -41,6 +43,7 @@ class Script:
     adapt: Callable[[nn.Module], nn.Module] | None = None
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     sdpa_kernel: str | None = None
+    warms_up: bool = True
 
 
 OUR_TRAINER = Script()

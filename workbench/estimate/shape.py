@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,3 +67,35 @@ def shape_of_lengths(recipe: Recipe, lengths: np.ndarray) -> BatchShape:
         mean_length = float((ordered * np.diff(ranks**batch_size)).sum())
     padded = varied and batch_size > 1
     return BatchShape(batch_size, longest, mean_length, mean_real, padded, "data", len(lengths))
+
+
+def reshaped(shape: BatchShape, before: Recipe, after: Recipe) -> BatchShape:
+    """Return the shape after a change of batch size, length, padding or packing, without reading the data again.
+
+    Args:
+        shape: Batches of ``before``.
+        before: The settings it was made for.
+        after: The changed settings.
+
+    Returns:
+        The shape; where only the data could tell, the fuller of the possibilities.
+    """
+    if shape.source == "max_length":
+        return full_shape(after)
+    values = dataclasses.asdict(shape)
+    values["batch_size"] = after.training.per_device_train_batch_size
+    cut = after.data.max_length / before.data.max_length
+    if cut != 1:
+        fills = shape.length >= before.data.max_length
+        values["length"] = after.data.max_length if fills else min(shape.length, after.data.max_length)
+        for name in ("mean_length", "mean_real_tokens"):
+            values[name] = min(values[name], float(values["length"]))
+    if after.data.packing:
+        values |= {"length": after.data.max_length, "padded": False}
+        values["mean_length"] = values["mean_real_tokens"] = float(after.data.max_length)
+    elif before.data.packing or after.data.padding == "max_length":
+        values |= {"length": after.data.max_length, "mean_length": float(after.data.max_length)}
+    if not after.data.packing:
+        varied = shape.mean_real_tokens < shape.length
+        values["padded"] = varied and (values["batch_size"] > 1 or after.data.padding == "max_length")
+    return BatchShape(**values)

@@ -25,33 +25,39 @@ Handler = Callable[["TargetMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 # Operators that autocast runs in its lower precision, by device.
 # Source: aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP.
 _LOWER_ALL = (
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul mm mv bmm addmm addmv addbmm "
-    "baddbmm chain_matmul linalg_multi_dot linalg_vecdot einsum prelu"
-).split()
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "matmul", "mm", "mv",
+    "bmm", "addmm", "addmv", "addbmm", "baddbmm", "chain_matmul", "linalg_multi_dot", "linalg_vecdot", "einsum",
+    "prelu",
+)  # fmt: skip
 # ... and those it runs in float32: AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE for CUDA.
 _FLOAT32_CUDA = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm "
-    "group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss cross_entropy hinge_embedding_loss "
-    "kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss "
-    "triplet_margin_loss multi_margin_loss cdist dist pdist renorm logsumexp prod softmax log_softmax cumprod cumsum sum norm "
-    "rms_norm binary_cross_entropy_with_logits"
-).split()
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
+    "sinh", "tan", "pow", "softplus", "layer_norm", "group_norm", "cosine_similarity", "poisson_nll_loss",
+    "cosine_embedding_loss", "nll_loss", "cross_entropy", "hinge_embedding_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "cdist", "dist", "pdist", "renorm", "logsumexp", "prod", "softmax",
+    "log_softmax", "cumprod", "cumsum", "sum", "norm", "rms_norm", "binary_cross_entropy_with_logits",
+)  # fmt: skip
 # Source: AutocastCPU registrations at the end of aten/src/ATen/autocast_mode.cpp.
 _FLOAT32_CPU = (
-    "binary_cross_entropy grid_sampler polar prod quantile nanquantile cdist trace cholesky_inverse mse_loss "
-    "cosine_embedding_loss nll_loss hinge_embedding_loss poisson_nll_loss smooth_l1_loss l1_loss huber_loss "
-    "margin_ranking_loss soft_margin_loss triplet_margin_loss multi_margin_loss ctc_loss kl_div multilabel_margin_loss "
-    "binary_cross_entropy_with_logits cross_entropy"
-).split()
+    "binary_cross_entropy", "grid_sampler", "polar", "prod", "quantile", "nanquantile", "cdist", "trace",
+    "cholesky_inverse", "mse_loss", "cosine_embedding_loss", "nll_loss", "hinge_embedding_loss", "poisson_nll_loss",
+    "smooth_l1_loss", "l1_loss", "huber_loss", "margin_ranking_loss", "soft_margin_loss", "triplet_margin_loss",
+    "multi_margin_loss", "ctc_loss", "kl_div", "multilabel_margin_loss", "binary_cross_entropy_with_logits",
+    "cross_entropy",
+)  # fmt: skip
 # Operators that autocast runs in the widest dtype of their arguments: AT_FORALL_PROMOTE, and those of the CPU.
 _PROMOTED = {
-    "cuda": "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split(),
-    "cpu": ["stack", "cat", "index_copy"],
-}
+    "cuda": (
+        "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+        "scatter_add",
+    ),
+    "cpu": ("stack", "cat", "index_copy"),
+}  # fmt: skip
 _CASTS_PER_MODE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def _functions(names: list[str]) -> frozenset[Any]:
+def _functions(names: tuple[str, ...]) -> frozenset[Any]:
     found = set()
     for name in names:
         for home in (torch, functional, Tensor):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Trace:
     """A traced run.
 
     Attributes:
-        tape: Events of the segments ``load``, ``prepare``, ``adapter``, ``first``, ``later``, ``step``, ``step_again``, ``zero``, ``evaluation``.
+        tape: Segments ``load``, ``prepare``, ``adapter``, ``first``, ``later``, ``step``, ``step_again``, ``zero``,
+            ``evaluation``.
         num_layers: Layers of the traced model.
     """
 
@@ -137,7 +139,7 @@ def trace_run(
     mode.on_new_tensor = recorder.note_tensor
     mode.on_attention = recorder.add_attention
     try:
-        with _graph_on(), script.around(), runner.installed(model), mode, recorder:
+        with _graph_on(), _quiet(), script.around(), runner.installed(model), mode, recorder:
             driver = _Driver(recipe, model, shape, recorder, precision, load_dtype, cancel, script)
             driver.load()
             driver.run(mode.kind == "cuda")
@@ -155,6 +157,22 @@ def _graph_on() -> Iterator[None]:
     """Record gradients whatever the calling thread does (grad mode is thread-local)."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what bitsandbytes logs about the dtypes of a trace; messages of other threads pass."""
+    thread = threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 class _Checkpointing:

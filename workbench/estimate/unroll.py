@@ -9,6 +9,7 @@ cannot be extended and the whole model has to be traced.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,7 +161,7 @@ class _Unroller:
         phase_pieces: list[Any] = []
         new_start: dict[int, int] = {}
         length = 0
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in itertools.pairwise(bounds):
             new_start[begin] = length
             stretch = tokens[begin:end]
             signs = self.is_birth[begin:end]

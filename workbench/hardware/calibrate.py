@@ -65,7 +65,7 @@ def measure_quickly(device_name: str, num_threads: int) -> Profile:
 
 def _spread(float32_flops: float) -> dict[str, float]:
     """Return rates for all dtypes from the float32 one alone; a CPU without 16-bit units is no faster in 16 bits."""
-    return {name: float32_flops for name in ("float32", "tf32", "float16", "bfloat16", "int8")}
+    return dict.fromkeys(("float32", "tf32", "float16", "bfloat16", "int8"), float32_flops)
 
 
 def _measure(name: str, kind: str, progress: ProgressCallback | None, cancel: Cancel | None) -> Profile:
@@ -155,7 +155,7 @@ def _bandwidth(kind: str, seconds: float = SECONDS_PER_PROBE, num_bytes: int | N
 
     size = num_bytes or (CPU_PROBE_BYTES if kind == "cpu" else GPU_PROBE_BYTES)
     source = torch.ones(size // 4, device=kind)
-    # A fresh output each time, as a training step has it: on a CPU its pages are faulted in, which is a cost of its own.
+    # A fresh output each time, as a training step has it: on a CPU its pages are faulted in, which costs extra.
     return 2 * size / best_time(lambda: source * 2.0, kind, seconds)
 
 
