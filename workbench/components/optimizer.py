@@ -20,8 +20,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, for_cuda: bool | None =
     Args:
         recipe: The settings.
         model: The model; its parameters may be fake.
-        for_cuda: Whether to choose the code path torch takes on CUDA (``foreach`` for ``adamw_torch`` and ``sgd``),
-            for a trace of a GPU on the CPU. None goes by where the parameters are.
+        for_cuda: Whether to choose the code path torch takes on CUDA (``foreach`` for ``adamw_torch`` and ``sgd``,
+            paging for ``paged_adamw_8bit``), for a trace of a GPU on the CPU. None goes by where the parameters are.
 
     Raises:
         ModelError: Nothing is trainable.
@@ -50,7 +50,9 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, for_cuda: bool | None =
 
     if name == "lion_8bit":
         return bitsandbytes.optim.Lion8bit(groups, lr=rate, betas=betas)
-    kind = bitsandbytes.optim.PagedAdamW8bit if name == "paged_adamw_8bit" else bitsandbytes.optim.AdamW8bit
+    # Paging moves states out of a GPU's memory; on a CPU bitsandbytes would warn and do without.
+    is_paged = name == "paged_adamw_8bit" and for_cuda
+    kind = bitsandbytes.optim.PagedAdamW8bit if is_paged else bitsandbytes.optim.AdamW8bit
     return kind(groups, lr=rate, betas=betas, eps=training.adam_epsilon)
 
 

@@ -42,12 +42,10 @@ class CountingCollator:
 
 def count_tokens(batch: Mapping[str, Tensor]) -> TokenCounts:
     """Return the tokens of a batch: real, padding, and supervised."""
-    from ..components.loss import count_items
+    from ..components.collator import count_tokens
 
-    mask = batch.get("attention_mask")
-    total = batch["input_ids"].numel()
-    real = total if mask is None else int((mask != 0).sum())
-    return TokenCounts(real, total - real, count_items([batch]))
+    counts = count_tokens(batch)
+    return TokenCounts(counts.num_tokens, counts.num_padding_tokens, counts.num_supervised_tokens)
 
 
 class StepClock:
