@@ -124,7 +124,8 @@ def render_effects(effects: Sequence[Effect], words: Sequence[str], current_verd
 def render_failure(sentence: str, traceback_text: str, what: str = "") -> str:
     """Return a failure that is known by its words only, with the traceback folded away."""
     lead = f"<b>{escape(what)}.</b> " if what else ""
-    return f'<div class="wb-alert" role="alert">{lead}<span>{escape(sentence)}</span>{_fold_traceback(traceback_text)}</div>'
+    fold = _fold_traceback(traceback_text)
+    return f'<div class="wb-alert" role="alert">{lead}<span>{escape(sentence)}</span>{fold}</div>'
 
 
 def render_error(error: BaseException, what: str = "") -> str:
