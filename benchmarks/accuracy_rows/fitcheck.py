@@ -45,7 +45,7 @@ def map_row(row: Row) -> MappedRow:
         recipe=recipe,
         shape=full_batch(row),
         device="Tesla T4",
-        script=scripts.FITCHECK_SDPA if attention == "sdpa" else scripts.FITCHECK,
+        script=scripts.fitcheck(row),
         readings=readings_of(row),
         step_s=row["speed"]["step_s"],
     )

@@ -128,11 +128,21 @@ def _as_classifier(model: nn.Module) -> nn.Module:
     return classifier.train()
 
 
-FITCHECK = Script("fitcheck", _own_loss, True, _require_input_grads)
-FITCHECK_SDPA = Script("fitcheck sdpa", _own_loss, True, _require_input_grads, sdpa_kernel="efficient")
-PLAIN = Script("plain loop", _own_loss, True)
-OLD_TRAINER = Script("transformers before 4.48", _shifted_loss)
-_BERT = Script("bert classifier", _classify, adapt=_as_classifier)
+PLAIN = Script("plain loop", _own_loss, True, warms_up=False)
+OLD_TRAINER = Script("transformers before 4.48", _shifted_loss, warms_up=False)
+_BERT = Script("bert classifier", _classify, adapt=_as_classifier, warms_up=False)
+
+
+@functools.cache
+def _fitcheck(is_sdpa: bool, is_quantized: bool) -> Script:
+    kernel = "efficient" if is_sdpa else None
+    name = f"fitcheck sdpa={is_sdpa} quantized={is_quantized}"
+    return Script(name, _own_loss, True, _require_input_grads, sdpa_kernel=kernel, warms_up=is_quantized)
+
+
+def fitcheck(row: Row) -> Script:
+    """Return the script of a fitcheck row: only a quantised model is loaded through a device map."""
+    return _fitcheck(row["attn_impl"] != "eager", row["quantization"] is not None)
 
 
 def bert(row: Row) -> Script:
@@ -158,8 +168,8 @@ def _fms(is_fused: bool, is_liger: bool, is_gptq: bool, frees_logits: bool, cast
     else:
         forward = _shifted_loss
     if not is_fused:
-        return Script(name, forward, adapt=adapt)
-    return Script(name, forward, adapt=adapt, around=kernels.fused_rotary)
+        return Script(name, forward, adapt=adapt, warms_up=False)
+    return Script(name, forward, adapt=adapt, around=kernels.fused_rotary, warms_up=False)
 
 
 def fms(row: Row, *, is_fused: bool, is_liger: bool, is_gptq: bool) -> Script:
@@ -183,7 +193,7 @@ def _cast_back(model: nn.Module) -> nn.Module:
 def litgpt(row: Row) -> Script:
     """Return the script of a LitGPT row: its head is untied and, with an adapter, computed in chunks."""
     forward = _chunked_head_loss if row["method"] != "full" else _chunked_cross_entropy
-    return Script(f"litgpt {row['method']}", forward, True, _untie)
+    return Script(f"litgpt {row['method']}", forward, True, _untie, warms_up=False)
 
 
 def _untie(model: nn.Module) -> nn.Module:
