@@ -79,7 +79,7 @@ class CpuMeter:
             cost = time.thread_time() - start
             with self._lock:
                 self._peak = max(self._peak, value)
-            interval = max(SAMPLE_INTERVAL_S, COST_RATIO * cost)
+            interval = max(SAMPLE_INTERVAL_S, 2 * COST_RATIO * cost)  # Readings at rest matter more.
 
 
 class CudaMeter:
