@@ -46,6 +46,8 @@ from .loop_hooks import LoopHooks, MicroBatch, StepFacts
 LOOK_STEPS = 12  # Cohorts of nine steps that must survive three more.
 FIRST_SUSPICION = 8  # Steps whose counter must be seen before it can rouse suspicion.
 EXTRA_STEPS = 24  # More steps where something stays but not at each step.
+SETTLED_STEPS = 40
+READ_EVERY = 5
 KEPT_STEPS = 4096
 
 
@@ -342,11 +344,15 @@ class Watch:
                 else:
                     self._close_look(frame)
             return
-        level = self._reader.read()
+        # Reading the heap's counter takes 0.2 ms of a fragmented process: once the run has settled, not at every step.
+        is_turn = self.num_steps <= SETTLED_STEPS or self.num_steps % READ_EVERY == 0
+        level = self._reader.read() if is_turn else None
         if level is not None:
             self.rest.append(level)
             self.rest_steps.append(self.num_steps)
             self.rest_tokens.append(self.tokens[-1])
+        if level is None and self.look_mode != "now":
+            return
         if self.look_mode == "never" or self.num_steps < self._next_look or self._suspects is not None:
             return
         if self.tracker is not None:
@@ -481,13 +487,17 @@ def fingerprints(micro: MicroBatch) -> list[int]:
     ids = micro.kwargs.get("input_ids", micro.args[0] if micro.args else None)
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.device.type != "cpu" or ids.is_floating_point():
         return []
-    return [hash(row.tobytes()) for row in ids.numpy()]
+    data = ids.numpy().tobytes()
+    width = len(data) // max(1, ids.shape[0])
+    return [hash(data[start : start + width]) for start in range(0, len(data), max(1, width))]
 
 
 def _as_float(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return float(value.detach().item())
         return float(value.detach().mean()) if value.numel() else None
     return float(value)
 
