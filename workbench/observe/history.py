@@ -55,7 +55,7 @@ class History:
             data = np.full((2 * place, data.shape[1]), np.nan)
             data[:place] = self._data
             self._data = data
-        _ROW.pack_into(data, place * _ROW.size, *values)
+        _ROW.pack_into(data.data, place * _ROW.size, *values)
         self._length = place + 1  # Last: from here on readers see the row.
 
     def column(self, name: str) -> Floats:
