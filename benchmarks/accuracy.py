@@ -2,9 +2,9 @@
 
 Run: ``python -m benchmarks.accuracy [--rows FILE] [--json] [--planners] [--only TEXT] [--markdown FILE]``
 
-``FILE`` is a JSON list of rows of the schema of ``benchmarks/data/measured_runs.json``, the default. Every row is mapped to
-a Recipe, or listed with the reason why not. Counters are never pooled: allocated, reserved and process bytes are graded
-apart, and so is every source. Exits 1 when a run that failed for memory was called "fits".
+``FILE`` is a JSON list of rows of the schema of ``benchmarks/data/measured_runs.json``, the default. Every row is
+mapped to a Recipe, or listed with the reason why not. Counters are never pooled: allocated, reserved and process bytes
+are graded apart, and so is every source. Exits 1 when a run that failed for memory was called "fits".
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Run: ``python -m benchmarks.gpu_accuracy [--dry-run] [--only NAME] [--out benchmarks/recorded]``
 
-Each configuration trains three optimizer steps in a process of its own, through the same ``components/`` as a real run. The
-predicted and measured figures and, for the smaller ones, every block that torch's allocator gave and took go to one JSON
-file each; the recorded events become golden tests of the allocator replay, which need no GPU. ``--dry-run`` runs the same
+Each configuration trains three optimizer steps in a process of its own, through the same ``components/`` as a real run.
+The predicted and measured figures and, for some, every block that torch's allocator gave and took go to one JSON file
+each; the recorded events become golden tests of the allocator replay, which need no GPU. ``--dry-run`` runs the same
 loop on the CPU with two layers, to see that every configuration builds and trains. Without a GPU nothing is done.
 """
 

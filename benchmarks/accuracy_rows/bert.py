@@ -1,7 +1,7 @@
 """transformers' own page of January 2022: BERT-large as a classifier on random tokens, HF's Trainer on a V100.
 
-The page gives the memory NVML shows for the card, of which 1343 MiB were there after the first CUDA operation: CUDA 11.2
-loads every kernel at once, which no torch of today does. What is graded is the rest, the reserved bytes.
+The page gives the memory NVML shows for the card, of which 1343 MiB were there after the first CUDA operation: CUDA
+11.2 loads every kernel at once, which no torch of today does. What is graded is the rest, the reserved bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPTIMIZERS = {"adafactor": "adafactor", "bitsandbytes Adam8bit": "adamw_bnb_8bi
 
 
 def map_row(row: Row) -> MappedRow:
-    """Return the row as a Recipe over an inline config; the script puts the classifier in place of the language head."""
+    """Return the row as a Recipe over an inline config; the script puts the classifier in place of the head."""
     steps = 512 / (row["micro_batch_size"] * row["grad_accum"])
     recipe = Recipe.from_dict(
         {

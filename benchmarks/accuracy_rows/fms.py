@@ -1,6 +1,6 @@
 """fms-acceleration's tables: HF's Trainer through TRL, packed to 4096 tokens, on A100-80GB.
 
-Its ``foak`` rows replace RMSNorm, rotary embedding and cross entropy (and the LoRA products on quantised bases) by fused
+Its ``foak`` rows replace RMSNorm, rotary embedding and cross entropy (and LoRA products on quantised bases) by fused
 Triton kernels; ``liger`` also fuses the output head with the loss. Its GPTQ rows keep int4 weights and scales.
 """
 

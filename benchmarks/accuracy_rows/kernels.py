@@ -78,13 +78,13 @@ class _FusedHeadLoss(torch.autograd.Function):
 
 
 def _apply(function: Any, *args: Any) -> Any:
-    """Run a stand-in with function modes off: what it saves must name the device it is on, not the one it stands for."""
+    """Run a stand-in with function modes off: what it saves must name the device it is on, not the target."""
     with torch._C.DisableTorchFunction():
         return function.apply(*args)
 
 
 class GptqLinear(nn.Module):
-    """int4 weights in groups of 128: packed weights, scales, zeros, an index a row; products without a dequantised copy."""
+    """int4 weights in groups of 128 with scales and zeros; products without a dequantised copy."""
 
     GROUP = 128
 
@@ -149,7 +149,7 @@ def quantize_gptq(model: nn.Module) -> nn.Module:
     """Put GPTQ's int4 classes in place of the Linear modules of the layers, below their adapters."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            is_adapter = name in ("default",) or "lora" in type(parent).__name__.lower() and name != "base_layer"
+            is_adapter = name in ("default",) or ("lora" in type(parent).__name__.lower() and name != "base_layer")
             if isinstance(child, nn.Linear) and type(child) is nn.Linear and not is_adapter and name != "lm_head":
                 setattr(parent, name, GptqLinear(child))
     return model

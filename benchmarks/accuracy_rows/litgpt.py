@@ -1,4 +1,4 @@
-"""LitGPT's table of config_hub: its own model code, bf16 throughout, no checkpointing, the head in chunks of 128 tokens."""
+"""LitGPT's table of config_hub: its own model code, bf16 throughout, no checkpointing, the head in chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PEFT's method comparison: Llama-3.2-3B on MetaMathQA, a plain loop on an L40S, batches padded to their longest sample.
+"""PEFT's method comparison: Llama-3.2-3B on MetaMathQA, a plain loop on an L40S, batches padded to the longest.
 
 The headline peak of these rows belongs to generating 50 answers at once. What is graded is the 99th percentile of the
 memory reserved after a training step, which the row's record recommends.

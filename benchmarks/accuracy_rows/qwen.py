@@ -1,5 +1,7 @@
-"""Qwen's README: its finetune.py (HF's Trainer with PEFT) on inputs of one length. Graded for speed only: the README says
-neither which counter its memory is nor whether its G is 10**9."""
+"""Qwen's README: its finetune.py (HF's Trainer with PEFT) on inputs of one length.
+
+Graded for speed only: the README says neither which counter its memory is nor whether its G is 10**9.
+"""
 
 from __future__ import annotations
 

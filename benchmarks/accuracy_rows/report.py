@@ -133,6 +133,7 @@ def _verdicts(grades: Sequence[Grade]) -> Table:
     ]
     clear, called = sum(count.clear for count in counts), sum(count.clear_called_fits for count in counts)
     total = sum(count.num_finished + count.num_failed for count in counts)
+    tight, tried = sum(count.tight for count in counts), sum(count.num_contradictable for count in counts)
     body.append(
         [
             "all",
@@ -140,9 +141,9 @@ def _verdicts(grades: Sequence[Grade]) -> Table:
             str(sum(count.num_failed for count in counts)),
             str(sum(count.false_fits for count in counts)),
             str(sum(count.false_misfits for count in counts)),
-            f"{sum(count.tight for count in counts)} ({_percent(sum(count.tight for count in counts) / max(1, total))})",
+            f"{tight} ({_percent(tight / max(1, total))})",
             f"{called} of {clear} ({_percent(called / max(1, clear))})",
-            f"{sum(count.contradicted_fits for count in counts)} of {sum(count.num_contradictable for count in counts)}",
+            f"{sum(count.contradicted_fits for count in counts)} of {tried}",
         ]
     )
     return ("Verdicts", header, body)

@@ -44,8 +44,8 @@ class Reading:
     """One counter that somebody read.
 
     Attributes:
-        counter: ``"allocated"``, ``"reserved"``, ``"process"`` (reserved plus context), ``"nvidia-smi"``, ``"context"``,
-            ``"reserved p99"``, or ``"allocated: PHASE"``.
+        counter: ``"allocated"``, ``"reserved"``, ``"process"`` (reserved plus context), ``"nvidia-smi"``,
+            ``"context"``, ``"reserved p99"``, or ``"allocated: PHASE"``.
         num_bytes: The value.
     """
 

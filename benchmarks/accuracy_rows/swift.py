@@ -1,4 +1,4 @@
-"""ms-swift's benchmark tables of early 2024: HF's Trainer with PEFT on Qwen-7B and others, unpacked samples of one data set."""
+"""ms-swift's benchmark tables of early 2024: HF's Trainer with PEFT on Qwen-7B and others, unpacked samples."""
 
 from __future__ import annotations
 

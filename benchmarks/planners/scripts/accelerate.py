@@ -1,4 +1,4 @@
-"""Runs in our own environment: accelerate's ``calculate_maximum_sizes`` on a meta model, as its estimate-memory does."""
+"""Runs in our own environment: accelerate's ``calculate_maximum_sizes`` on a meta model, as estimate-memory does."""
 
 import json
 import sys
@@ -6,11 +6,11 @@ import sys
 # This file bears the package's name: its own folder must not come first on the path.
 sys.path.pop(0)
 
-import torch  # noqa: E402
-from accelerate import init_empty_weights  # noqa: E402
-from accelerate.commands.estimate import estimate_training_usage  # noqa: E402
-from accelerate.utils import calculate_maximum_sizes  # noqa: E402
-from transformers import AutoModelForCausalLM, CONFIG_MAPPING  # noqa: E402
+import torch
+from accelerate import init_empty_weights
+from accelerate.commands.estimate import estimate_training_usage
+from accelerate.utils import calculate_maximum_sizes
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 _TOTALS: dict = {}

@@ -6,7 +6,7 @@ import sys
 # This file bears the package's name: its own folder must not come first on the path.
 sys.path.pop(0)
 
-from canifinetune.estimator import EstimateRequest, estimate  # noqa: E402
+from canifinetune.estimator import EstimateRequest, estimate
 
 GIB = 2**30
 SCOPES = {

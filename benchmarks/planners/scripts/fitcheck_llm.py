@@ -20,10 +20,6 @@ KNOWN_TARGETS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 def figure(run):
     """Return fitcheck's figures in bytes for one run, or why it has none."""
-    if run["method"] == "full" and run["dtype"] != "fp32":
-        precision = run["dtype"]
-    else:
-        precision = run["dtype"]
     if not set(run["lora_targets"]) <= KNOWN_TARGETS and run["method"] != "full":
         return {"reason": f"it knows no LoRA target {', '.join(sorted(set(run['lora_targets']) - KNOWN_TARGETS))}"}
     if run["num_parameters"] is None:
@@ -37,7 +33,7 @@ def figure(run):
     if run["optimizer"] == "adafactor":
         return {"reason": "it knows no Adafactor"}
     training = TrainingConfig(
-        precision=precision,
+        precision=run["dtype"],
         quantization="nf4" if run["method"] == "qlora" else "none",
         double_quant=run["double_quant"] and run["method"] == "qlora",
         optimizer=optimizer,

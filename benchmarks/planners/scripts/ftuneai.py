@@ -6,9 +6,9 @@ import sys
 # This file bears the package's name: its own folder must not come first on the path.
 sys.path.pop(0)
 
-from ftuneai.core.memory import MemoryEstimator  # noqa: E402
-from ftuneai.core.models import FineTuneMethod, LoRATarget, ModelSpec, OptimizerType, TrainingConfig  # noqa: E402
-from ftuneai.hub import _estimate_param_count  # noqa: E402
+from ftuneai.core.memory import MemoryEstimator
+from ftuneai.core.models import FineTuneMethod, LoRATarget, ModelSpec, OptimizerType, TrainingConfig
+from ftuneai.hub import _estimate_param_count
 
 GIB = 2**30
 TARGETS = {
