@@ -43,7 +43,9 @@ def require_repo(name: str, *, kind: RepoKind, revision: str | None = None, canc
     """
     error: type[WorkbenchError] = ModelError if kind == "model" else DataError
     noun = "model" if kind == "model" else "data set"
-    rest = "Give a local folder, or smollm2-135m-instruct, which needs no hub." if kind == "model" else "Give a local file."
+    rest = "Give a local file."
+    if kind == "model":
+        rest = "Give a local folder, or smollm2-135m-instruct, which needs no hub."
     if is_offline():
         raise error(f"{name!r} is not on this machine and the hub is turned off (HF_HUB_OFFLINE). {rest}")
     outcome = _ask(name, kind, revision, cancel)
