@@ -62,7 +62,8 @@ def render_estimate(estimate: Estimate) -> str:
     if step_time.total_s is not None:
         lines.append(f"Run: {step_time.num_steps} steps, {format_seconds(step_time.total_s)}.")
     if step_time.cost_usd is not None:
-        lines.append(f"Cost: {step_time.cost_usd[0]:.2f} to {step_time.cost_usd[1]:.2f} USD.")
+        low_usd, high_usd = (f"{usd:.2f}" if usd >= 0.1 else f"{usd:.1g}" for usd in step_time.cost_usd)
+        lines.append(f"Cost: {low_usd} to {high_usd} USD.")
     lines += [f"Note: {note}" for note in estimate.notes]
     return "\n".join(lines)
 
