@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -12,15 +12,18 @@ from ..estimate.estimate import BatchShape, Estimate
 from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import target_device
 from ..recipe import Recipe, field_info
-from ..report.charts import timeline_figure
-from ..report.html import render_effects, render_estimate
+from ..report.figures import timeline_figure
+from ..report.html import render_effects, render_estimate, render_option
 from .background import Background, Outcome
-from .fields import FieldView, set_hidden
+from .comms import answer_beside_cells
+from .fields import FieldView, classed, set_hidden
 from .pieces import ErrorBox, Fold, PlotlyBox, ProgressLine, button, card
 from .view_model import Change, PanelModel, format_field
 
 DEBOUNCE_S = 0.03
 EFFECTS_DELAY_S = 0.5
+
+MAX_OPTIONS = 3
 
 EMPTY = (
     '<div class="wb-estimate wb-empty"><b>The first estimate is on its way.</b><br>'
@@ -48,6 +51,7 @@ class EstimateView:
         self._fields = fields
         self._find_shape = find_shape
         self._picture = widgets.HTML(EMPTY)
+        self._options = classed(widgets.VBox(), "wb-options")
         self._progress = ProgressLine(lambda: background.cancel("estimate"))
         self._error = ErrorBox()
         self._again = button("Estimate again", self.request, "wb-hidden", "wb-estimate-again")
@@ -57,7 +61,7 @@ class EstimateView:
             3,
             "Estimate",
             "Traced from the real model code; follows every change.",
-            (self._error.box, self._again, self._picture, self._progress.box, self._fold.box),
+            (self._error.box, self._again, self._picture, self._progress.box, self._options, self._fold.box),
             "wb-card-estimate",
         )
         model.listen(self._changed)
@@ -67,6 +71,8 @@ class EstimateView:
         self.box.add_class("wb-busy")
         recipe = self._model.recipe
         self._background.drop("effects")
+        self._fields_box(stale=True)
+        self._options.children = ()
         self._background.submit(
             "estimate",
             lambda p, c: self._work(recipe, p, c),
@@ -158,6 +164,26 @@ class EstimateView:
             effects = sorted(by_field.get(path, ()), key=lambda one: one.memory_delta_bytes)
             words = [effect_word(path, one.value) for one in effects]
             view.set_effect(render_effects(effects, words, self.estimate.memory.verdict) if effects else "")
+        self._fields_box(stale=False)
+        self._show_options(outcome.value.options)
+
+    def _fields_box(self, *, stale: bool) -> None:
+        """Grey the effects of earlier settings until the new ones are there."""
+        for view in self._fields.values():
+            view.set_effect_stale(stale)
+
+    def _show_options(self, options: Sequence[Any]) -> None:
+        """Offer changes that make the run fit, each with a button that makes them."""
+        rows = []
+        for option in list(options)[:MAX_OPTIONS]:
+            words = ", ".join(f"{field_info(path).label}: {effect_word(path, v)}" for path, v in option.changes.items())
+            text = widgets.HTML(render_option(words, option.process_bytes, option.step_s, option.verdict))
+            apply = button("Apply", lambda one=option: self._model.set_fields(one.changes, "fix"), "wb-apply")
+            apply.tooltip = f"Set {words}"
+            rows.append(classed(widgets.HBox((text, apply)), "wb-option-row"))
+        title = [widgets.HTML('<div class="wb-sub">Ways to make it fit</div>')] if rows else []
+        self._options.children = (*title, *rows)
+        answer_beside_cells(self._options)
 
 
 def effect_word(path: str, value: Any) -> str:

@@ -65,6 +65,7 @@ class FieldView:
         self.control = build_control(info, suggestions)
         self._picker = _build_picker(info, suggestions, self.control) if suggestions is not None else None
         self._effect = classed(widgets.HTML(), "wb-effect") if info.toggle else None
+        self._is_stale = False
         self._problems: tuple[Problem, ...] = ()
         self._problem_box: Any = None
         self.box = classed(
@@ -98,6 +99,12 @@ class FieldView:
         """Show what changing this field would do to memory and time (HTML, already escaped)."""
         if self._effect is not None and self._effect.value != html:
             self._effect.value = html
+
+    def set_effect_stale(self, stale: bool) -> None:
+        """Grey the effect while it belongs to earlier settings."""
+        if self._effect is not None and stale != self._is_stale:
+            self._is_stale = stale
+            (self._effect.add_class if stale else self._effect.remove_class)("wb-stale")
 
     def set_suggestions(self, names: Sequence[str]) -> None:
         """Offer other names in the list; what is typed stays free."""

@@ -10,8 +10,8 @@ import ipywidgets as widgets
 from ..estimate.estimate import BatchShape
 from ..events import Cancel, Progress, ProgressCallback
 from ..recipe import Recipe
-from ..report.charts import length_figure, render_length_histogram
 from ..report.data_html import render_data_facts, render_preview
+from ..report.figures import length_figure, render_length_histogram
 from .background import Background, Outcome
 from .fields import classed
 from .pieces import ErrorBox, Fold, PlotlyBox, ProgressLine, button

@@ -15,7 +15,7 @@ from ..estimate.estimate import VERDICT_TEXTS, Estimate
 from ..events import MEMORY_CATEGORIES
 from ..units import format_bytes, format_count, format_seconds
 from .charts import CATEGORY_COLOURS, render_memory_bar
-from .text import CATEGORY_LABELS, VERDICT_SIGNS, describe_effect, format_range
+from .text import CATEGORY_LABELS, NO_EFFECT, VERDICT_SIGNS, describe_effect, format_range
 
 BASIS_TEXTS: dict[str, str] = {
     "table": "from the device table",
@@ -99,7 +99,7 @@ def render_notes(notes: Sequence[str]) -> str:
 
 
 def render_effects(effects: Sequence[Effect], words: Sequence[str], current_verdict: str) -> str:
-    """Return what the other values of one field would do, at most three in sight and all in the tooltip.
+    """Return what the other values of one field would do: one in sight, the others behind a fold.
 
     Args:
         effects: One per other value, in the order they should be read.
@@ -107,18 +107,29 @@ def render_effects(effects: Sequence[Effect], words: Sequence[str], current_verd
         current_verdict: Verdict as it stands; a change of it is said in words.
     """
     chips = []
-    lines = []
     for effect, word in zip(effects, words, strict=True):
         text = describe_effect(effect.memory_delta_bytes, effect.step_delta_s)
         turn = f" → {VERDICT_TEXTS.get(effect.verdict, effect.verdict)}" if effect.verdict != current_verdict else ""
-        lines.append(f"{word}: {text}{turn}")
-        kind = "less" if effect.memory_delta_bytes < 0 else "more" if effect.memory_delta_bytes > 0 else "same"
-        chips.append(
-            f'<span class="wb-chip wb-chip-{kind}"><em>{escape(word)}</em> {escape(text)}{escape(turn)}</span>'
-        )
-    title = escape("\n".join(lines))
-    rest = f'<span class="wb-chip-rest">+{len(chips) - 3}</span>' if len(chips) > 3 else ""
-    return f'<span class="wb-chips" title="{title}">{"".join(chips[:3])}{rest}</span>'
+        kind = "same"
+        if text != NO_EFFECT:
+            kind = "less" if effect.memory_delta_bytes < 0 else "more" if effect.memory_delta_bytes > 0 else "same"
+        line = f"{word}: {text}{turn}"
+        chips.append(f'<span class="wb-chip wb-chip-{kind}" title="{escape(line)}">{escape(line)}</span>')
+    if len(chips) < 2:
+        return "".join(chips)
+    rest = "".join(chips[1:])
+    return (
+        f'<details class="wb-chips"><summary>{chips[0]}<span class="wb-chip-rest">+{len(chips) - 1}</span></summary>'
+        f"{rest}</details>"
+    )
+
+
+def render_option(changes: str, process_bytes: int, step_s: float, verdict: str) -> str:
+    """Return one way to make a run fit: what to change, and what it then takes."""
+    return (
+        f'<div class="wb-option"><b>{escape(changes)}</b><span>{escape(VERDICT_TEXTS.get(verdict, verdict))} with '
+        f"{format_bytes(process_bytes)}, {format_seconds(step_s)} per step</span></div>"
+    )
 
 
 def render_failure(sentence: str, traceback_text: str, what: str = "") -> str:

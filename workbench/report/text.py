@@ -33,6 +33,8 @@ STATE_LABELS: dict[str, str] = {
     "failed": "failed",
 }
 
+NO_EFFECT = "no effect"
+
 VERDICT_SIGNS: dict[str, str] = {"fits": "✓", "tight": "≈", "does_not_fit": "✕"}
 
 
@@ -62,7 +64,7 @@ def describe_effect(memory_delta_bytes: float, step_delta_s: float | None) -> st
         parts.append(signed(memory_delta_bytes, format_bytes))
     if step_delta_s is not None and abs(step_delta_s) >= 1e-5:
         parts.append(signed(step_delta_s, format_seconds))
-    return " · ".join(parts) if parts else "no effect"
+    return " · ".join(parts) if parts else NO_EFFECT
 
 
 def signed(value: float, form: Callable[[float], str]) -> str:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from workbench.events import MEMORY_CATEGORIES, Timeline
+from workbench.events import MEMORY_CATEGORIES
 from workbench.report.charts import (
     CATEGORY_COLOURS,
     Series,
     format_value,
-    length_figure,
-    render_length_histogram,
     render_line_chart,
     render_memory_bar,
     round_ticks,
     thin_points,
-    timeline_figure,
 )
 from workbench.report.text import CATEGORY_LABELS
 from workbench.units import GIB, MIB
@@ -110,44 +106,3 @@ def test_bytes_are_ticked_in_binary_units() -> None:
 )  # fmt: skip
 def test_values_are_short(value: float, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
-
-
-def test_histograms_count_every_sample() -> None:
-    lengths = [5, 5, 80, 300, 512]
-    figure = length_figure(lengths, 128)
-    assert sum(figure["data"][0]["y"]) == 5
-    assert figure["layout"]["shapes"][0]["x0"] == 128
-    counts = re.findall(r"tokens: (\d+) samples", render_length_histogram(lengths, 128))
-    assert sum(map(int, counts)) == 5
-    parse(render_length_histogram(lengths, 128))
-    parse(render_length_histogram([], 128))
-    assert length_figure([], 128)["data"][0]["y"] == []
-
-
-def test_timeline_keeps_the_peak_and_marks_phases() -> None:
-    count = 50_000
-    parameter, activation = [GIB] * count, [0] * count
-    activation[31_234] = 3 * GIB
-    timeline = Timeline(
-        {"activation": activation, "parameter": parameter},
-        [(0, "load"), (10, "forward"), (30_000, "backward")],
-        peak_index=31_234,
-    )
-    figure = timeline_figure(timeline, 8 * GIB)
-    assert [trace["name"] for trace in figure["data"]] == ["weights", "activations"], "in the order of the bar"
-    assert all(len(trace["x"]) <= 2000 for trace in figure["data"])
-    assert max(figure["data"][1]["y"]) == 3
-    texts = [note["text"] for note in figure["layout"]["annotations"]]
-    assert texts == ["load", "backward"], "labels that would collide are left out"
-    assert len(figure["layout"]["shapes"]) == 4
-
-
-def test_timeline_of_nothing() -> None:
-    assert timeline_figure(Timeline({}, []))["data"] == []
-
-
-def test_plotly_takes_the_figures() -> None:
-    graph_objects = pytest.importorskip("plotly.graph_objects")
-    timeline = Timeline({"parameter": [1, 2]}, [(0, "load")], reserved_bytes=[2, 2])
-    for figure in (length_figure([1, 2, 3], 2), timeline_figure(timeline, 4)):
-        graph_objects.Figure(figure)

@@ -14,7 +14,14 @@ from workbench.errors import DataError, Problem, RecipeError, RunError
 from workbench.estimate.estimate import BatchShape, Estimate, MemoryEstimate, TimeEstimate
 from workbench.events import Timeline
 from workbench.report.data_html import render_data_facts, render_preview
-from workbench.report.html import describe_error, render_effects, render_error, render_estimate, render_failure
+from workbench.report.html import (
+    describe_error,
+    render_effects,
+    render_error,
+    render_estimate,
+    render_failure,
+    render_option,
+)
 from workbench.report.run_html import render_result, render_run_facts, render_run_head
 from workbench.report.text import (
     describe_breakdown,
@@ -105,14 +112,22 @@ class Effect:
     verdict: str
 
 
-def test_effects_show_three_and_tell_all() -> None:
+def test_effects_show_one_and_fold_the_others() -> None:
     effects = [Effect(i, (i - 2) * GIB, 0.01 * i, "fits" if i < 4 else "tight") for i in range(5)]
-    html = render_effects(effects, [f"v{i}" for i in range(5)], "fits")
-    assert html.count('class="wb-chip ') == 3
-    assert "+2" in html
-    assert "−2 GiB" in html
-    assert "v4: +2 GiB · +40 ms → tight" in html
-    assert "wb-chip-less" in html
+    html = render_effects(effects, [f"<v{i}>" for i in range(5)], "fits")
+    shown = html[: html.index("</summary>")]
+    assert "&lt;v0&gt;: −2 GiB" in shown
+    assert "v1" not in shown
+    assert ">+4<" in shown
+    assert "&lt;v4&gt;: +2 GiB · +40 ms → tight" in html
+    assert html.count("wb-chip-less") == 2
+    assert "<details" not in render_effects(effects[:1], ["on"], "fits")
+
+
+def test_option_says_what_it_takes() -> None:
+    html = render_option("training.optim = <adafactor>", 2 * GIB, 1.5, "tight")
+    assert "&lt;adafactor&gt;" in html
+    assert "tight with 2 GiB, 1.5 s per step" in html
 
 
 def test_effect_in_words() -> None:
