@@ -1,7 +1,7 @@
 """Pictures as SVG from plain data, for what must update at once or show anywhere.
 
-They follow the theme through ``--jp-*`` variables with fallbacks, so that they are right in light and dark notebooks and
-in a saved page.
+They follow the theme through ``--jp-*`` variables with fallbacks, so that they are right in light and dark notebooks
+and in a saved page.
 """
 
 from __future__ import annotations

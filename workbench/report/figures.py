@@ -1,6 +1,6 @@
 """Pictures that people explore, as plotly JSON: plain dictionaries ``{"data": ..., "layout": ...}``.
 
-plotly itself is not imported; ``plotly.graph_objects.Figure(figure)`` takes them, and JupyterLab draws them as they are.
+plotly itself is not imported; ``plotly.graph_objects.Figure(figure)`` takes them, and JupyterLab draws them as is.
 """
 
 from __future__ import annotations

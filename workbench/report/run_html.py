@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Protocol
@@ -38,7 +38,7 @@ def render_run_head(state: str, run_dir: str | None) -> str:
 
 def render_run_facts(figures: Figures) -> str:
     """Return the newest figures of a run as a row of small cells; empty before the first step."""
-    cells = [
+    cells: list[tuple[str, float | None, Callable[[float], str]]] = [
         ("Loss", figures.loss, format_value),
         ("Held-out loss", figures.eval_loss, format_value),
         ("Gradient norm", figures.grad_norm, format_value),
