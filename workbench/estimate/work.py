@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,13 +19,17 @@ _MATMULS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1,
 _LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
 # Make memory without writing it.
 _UNWRITTEN = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided")
+# Views whose schema does not say that they are.
+_HIDDEN_VIEWS = ("aten::_unsafe_view",)
+# A product with a packed weight: activations, packed weight, (out, in).
+_PACKED_PRODUCT = "bitsandbytes::gemm_4bit"
 
 
 def _classify(func: Any) -> tuple[int, str]:
     schema = func._schema
     name = str(schema.name)
     short = name.replace("::", ".")
-    if name in _UNWRITTEN:
+    if name in _UNWRITTEN or name in _HIDDEN_VIEWS:
         return _VIEW, short
     if name in _MATMULS:
         return _MATMUL, short
@@ -68,7 +73,43 @@ def describe_work(func: Any, args: Any, result: Any, layer: int, phase: int) -> 
         num_bytes *= 2
     else:
         num_bytes += _bytes_of(args)
+        if func._schema.name == _PACKED_PRODUCT:
+            rows, (columns, inner) = args[0].numel() // args[0].shape[-1], args[2]
+            flops = 2 * rows * inner * columns
     return Work(name, shape, dtype, flops, num_bytes, layer, phase)
+
+
+def split_work(func: Any, args: Any, result: Any, owner: Callable[[Any], int | None], phase: int) -> list[Work]:
+    """Return what an operator does outside the model's code, by the layer that its tensors belong to.
+
+    Optimizers run one operator over the tensors of all layers; only what belongs to a layer repeats with it.
+
+    Args:
+        func: The operator.
+        args: Its positional arguments.
+        result: What it returned.
+        owner: Gives the layer of a tensor; None for one that is not on the device.
+        phase: Index of the phase.
+    """
+    found = _CLASSES.get(func)
+    if found is None:
+        found = _CLASSES[func] = _classify(func)
+    kind, name = found
+    if kind == _VIEW:
+        return []
+    moved: dict[int, int] = {}
+    _add_bytes((args, result), owner, moved)
+    return [Work(name, (), "", 0, num_bytes, layer, phase) for layer, num_bytes in moved.items()]
+
+
+def _add_bytes(values: Any, owner: Callable[[Any], int | None], moved: dict[int, int]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            layer = owner(value)
+            if layer is not None:
+                moved[layer] = moved.get(layer, 0) + value.numel() * value.itemsize
+        elif isinstance(value, (tuple, list)):
+            _add_bytes(value, owner, moved)
 
 
 def _bytes_of(values: Any) -> int:
