@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from ..events import MEMORY_CATEGORIES, Timeline
-from ..units import GIB
+from ..units import GIB, MIB
 from .charts import CATEGORY_COLOURS, svg_text
 from .text import CATEGORY_LABELS
 
@@ -96,7 +96,7 @@ def render_length_histogram(lengths: Sequence[int], max_length: int, size: tuple
 def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> dict[str, Any]:
     """Return a plotly picture of memory by category over the traced life, with the phases marked.
 
-    At most 2,000 instants are drawn; the highest one of each stretch is kept, so that no peak is lost.
+    The colours are those of the bar, whose legend names them; hovering names them too. At most 2,000 instants are drawn; the highest one of each stretch is kept, so that no peak is lost.
     """
     names = [name for name in MEMORY_CATEGORIES if name in timeline.bytes_by_category]
     columns = [timeline.bytes_by_category[name] for name in names]
@@ -106,6 +106,8 @@ def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> di
         max(range(start, min(start + stride, count)), key=lambda i: sum(int(column[i]) for column in columns))
         for start in range(0, count, stride)
     ]
+    highest = max((sum(int(column[i]) for column in columns) for i in kept), default=0)
+    unit, scale = ("GiB", GIB) if highest >= GIB else ("MiB", MIB)
     data: list[dict[str, Any]] = [
         {
             "type": "scatter",
@@ -114,8 +116,8 @@ def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> di
             "line": {"width": 0.5, "color": CATEGORY_COLOURS[name], "shape": "hv"},
             "name": CATEGORY_LABELS.get(name, name),
             "x": kept,
-            "y": [int(column[i]) / GIB for i in kept],
-            "hovertemplate": "%{y:.3f} GiB",
+            "y": [int(column[i]) / scale for i in kept],
+            "hovertemplate": f"%{{y:.4g}} {unit}",
         }
         for name, column in zip(names, columns, strict=True)
     ]
@@ -127,13 +129,12 @@ def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> di
                 "line": {"width": 1.5, "dash": "dot", "color": NEUTRAL},
                 "name": "reserved",
                 "x": kept,
-                "y": [int(timeline.reserved_bytes[i]) / GIB for i in kept],
-                "hovertemplate": "%{y:.3f} GiB",
+                "y": [int(timeline.reserved_bytes[i]) / scale for i in kept],
+                "hovertemplate": f"%{{y:.4g}} {unit}",
             }
         )
-    layout = _layout("instant (each birth or death of a storage)", "GiB")
+    layout = _layout("instant (each birth or death of a storage)", unit)
     layout["hovermode"] = "x unified"
-    layout["showlegend"] = True
     layout["shapes"] = [
         {
             "type": "line",
@@ -167,8 +168,8 @@ def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> di
                 "xref": "paper",
                 "x0": 0,
                 "x1": 1,
-                "y0": capacity_bytes / GIB,
-                "y1": capacity_bytes / GIB,
+                "y0": capacity_bytes / scale,
+                "y1": capacity_bytes / scale,
                 "line": {"color": NEUTRAL, "dash": "dash"},
             }
         )
@@ -176,10 +177,10 @@ def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> di
 
 
 def _spaced(phases: Sequence[tuple[int, str]], count: int) -> list[tuple[int, str]]:
-    """Return the phases whose labels do not collide: at least 4 % of the width apart."""
+    """Return the phases whose labels do not collide: at least 9 % of the width apart."""
     kept: list[tuple[int, str]] = []
     for start, name in phases:
-        if not kept or start - kept[-1][0] >= count * 0.04:
+        if not kept or start - kept[-1][0] >= count * 0.09:
             kept.append((start, name))
     return kept
 
