@@ -199,8 +199,8 @@ def _summary(report: dict[str, Any], options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report))
     else:
-        print(f"named right {count['named']} of {len(cases)} ({100 * share:.0f} %), wrong cause {count['wrong cause']}, "
-              f"missed {count['missed']}; false alarms: {alarms}")  # fmt: skip
+        named = f"named right {count['named']} of {len(cases)} ({100 * share:.0f} %)"
+        print(f"{named}, wrong cause {count['wrong cause']}, missed {count['missed']}; false alarms: {alarms}")
     return 0 if share >= NAMED_TARGET and not any(alarms.values()) else 1
 
 

@@ -17,7 +17,8 @@ class Clean:
     """One healthy configuration.
 
     Attributes:
-        model: ``"llama"``, ``"lora"``, ``"eager"``, ``"tied"``, ``"checkpointed"``, ``"bf16"``, ``"dropout"``, ``"mlp"``.
+        model: ``"llama"``, ``"lora"``, ``"eager"``, ``"tied"``, ``"checkpointed"``, ``"bf16"``, ``"dropout"`` or
+            ``"mlp"``.
         optimizer: ``"adamw"``, ``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"rmsprop"``, ``"adafactor"``.
         lengths: ``"fixed"``, ``"varied"``, ``"sorted"``, ``"rare"``.
         accumulation: Micro-batches per step.
@@ -166,10 +167,8 @@ def _loss(settings: Clean, model: Any, batch: dict[str, Any], total: int) -> tup
     if settings.model == "mlp":
         logits = model(batch["input_ids"])
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()), logits
-    if settings.accumulation > 1:
-        output = model(**batch, num_items_in_batch=torch.tensor(total))
-    else:
-        output = model(**batch)
+    extra = {"num_items_in_batch": torch.tensor(total)} if settings.accumulation > 1 else {}
+    output = model(**batch, **extra)
     return output.loss, output.logits
 
 

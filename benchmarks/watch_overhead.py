@@ -87,7 +87,8 @@ def trainer_time(watched: bool) -> float:
 
     import workbench
 
-    trainer = small_trainer(model=tiny_llama(hidden=192, layers=4), rows=token_rows(96, length=64), max_steps=STEPS // 3,
+    trainer = small_trainer(model=tiny_llama(hidden=192, layers=4), rows=token_rows(96, length=64), max_steps=STEPS
+    // 3,
                             per_device_train_batch_size=4, logging_strategy="no")  # fmt: skip
     if watched:
         workbench.watch(trainer, look="never")

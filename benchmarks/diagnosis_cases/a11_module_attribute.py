@@ -1,7 +1,7 @@
 """Hooks are removed, what they stored on the modules is not."""
 
-import torch
 from tiny import batch_of, tiny_llama
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

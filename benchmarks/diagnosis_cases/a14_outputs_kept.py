@@ -2,6 +2,7 @@
 
 import torch
 from tiny import batch_of, tiny_llama
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,7 @@
 """The evaluation keeps all logits for compute_metrics."""
 
-import torch
 from tiny import small_trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,8 @@
 """Loader workers read a data set that is a list of Python strings."""
 
-import torch
 import numpy as np
+import torch
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,7 @@
 """del model, but the trainer still refers to it."""
 
-import torch
 from tiny import small_trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,7 @@
 """Trainer and loader state is alive when the export begins."""
 
-import torch
 from tiny import small_trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

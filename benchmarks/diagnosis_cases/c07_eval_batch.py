@@ -1,7 +1,7 @@
 """Evaluation batch left at its default of 8 while training runs one row."""
 
-import torch
 from tiny import small_trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,7 @@
 """eval_accumulation_steps moves all logits to host memory."""
 
-import torch
 from tiny import small_trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

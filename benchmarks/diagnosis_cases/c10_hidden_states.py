@@ -1,7 +1,7 @@
 """The model returns hidden states, the evaluation gathers them all."""
 
-import torch
 from tiny import small_trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,9 +1,11 @@
 """The optimizer state is loaded next to a live copy."""
 
-import torch
 import os
 import tempfile
+
+import torch
 from tiny import batch_of, tiny_llama
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,8 +1,8 @@
 """A NaN loss is logged as 0 by the Trainer's filter."""
 
-import torch
 from tiny import small_trainer
 from transformers import Trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

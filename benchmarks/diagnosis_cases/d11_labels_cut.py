@@ -2,6 +2,7 @@
 
 import torch
 from tiny import tiny_llama, token_rows
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,8 +1,8 @@
 """One NaN step is replaced by the running mean in the log."""
 
-import torch
 from tiny import small_trainer
 from transformers import Trainer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

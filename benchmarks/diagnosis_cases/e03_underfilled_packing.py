@@ -1,7 +1,5 @@
 """The packer gets a few documents per call and leaves rows half empty."""
 
-import torch
-
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,8 +1,9 @@
 """The model is saved with use_cache=False."""
 
-import torch
 import tempfile
+
 from tiny import tiny_llama
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

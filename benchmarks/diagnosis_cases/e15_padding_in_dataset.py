@@ -1,7 +1,5 @@
 """padding='max_length' at tokenisation."""
 
-import torch
-
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

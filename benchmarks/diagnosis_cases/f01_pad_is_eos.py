@@ -1,8 +1,8 @@
 """pad == eos and a collator that masks every pad id."""
 
-import torch
 from tiny_tokenizer import word_tokenizer
 from transformers import DataCollatorForLanguageModeling
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,7 @@
 """The template closes the assistant's turn outside the marked span."""
 
-import torch
 from tiny_tokenizer import word_tokenizer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,7 @@
 """Assistant-only loss with a template without generation markers."""
 
-import torch
 from tiny_tokenizer import word_tokenizer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

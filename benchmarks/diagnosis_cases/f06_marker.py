@@ -1,7 +1,7 @@
 """The response marker is tokenised differently in context."""
 
-import torch
 from tiny_tokenizer import byte_tokenizer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -2,6 +2,7 @@
 
 import torch
 from tiny import tiny_lora
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,9 +1,10 @@
 """An adapter is loaded without is_trainable."""
 
-import torch
 import tempfile
+
 from peft import PeftModel
 from tiny import tiny_llama, tiny_lora
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

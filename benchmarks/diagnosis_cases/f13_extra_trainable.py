@@ -1,7 +1,7 @@
 """Only Linear weights are frozen: norms and embeddings train too."""
 
-import torch
 from tiny import tiny_lora
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

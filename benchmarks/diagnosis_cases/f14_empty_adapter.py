@@ -1,8 +1,9 @@
 """The adapter is saved with a state dict that matches nothing."""
 
-import torch
 import tempfile
+
 from tiny import tiny_lora
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

@@ -1,7 +1,7 @@
 """Prompt labels are 0, a real token, instead of -100."""
 
-import torch
 from tiny import tiny_llama, token_rows
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

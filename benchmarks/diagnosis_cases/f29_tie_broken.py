@@ -1,7 +1,7 @@
 """embed_tokens is trained whole on a tied model."""
 
-import torch
 from tiny import tiny_llama, tiny_lora
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

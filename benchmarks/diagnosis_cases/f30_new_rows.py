@@ -1,7 +1,7 @@
 """Four tokens are added; their rows are neither trained nor saved."""
 
-import torch
 from tiny import tiny_llama, tiny_lora
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

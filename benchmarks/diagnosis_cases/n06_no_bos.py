@@ -1,8 +1,8 @@
 """Control: rows without BOS, as the template writes them."""
 
-import torch
 from tiny import tiny_llama
 from tiny_tokenizer import word_tokenizer
+
 import workbench
 
 HEALTHY = globals().get("HEALTHY", False)

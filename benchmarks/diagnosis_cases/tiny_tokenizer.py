@@ -3,7 +3,7 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-WORDS = "how are you I am fine thank what is it a tree".split()
+WORDS = ["how", "are", "you", "I", "am", "fine", "thank", "what", "is", "it", "a", "tree"]
 
 
 def word_tokenizer(*, pad):

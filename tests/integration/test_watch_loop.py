@@ -1,5 +1,6 @@
 """watch() on plain loops: each fault of the clinic is named, healthy loops are not, crashes leave complete findings."""
 
+import contextlib
 import gc
 import sys
 from collections import deque
@@ -111,7 +112,9 @@ def test_the_clinic_leaves_the_model_as_it_was() -> None:
 def test_the_holder_and_the_line_of_a_leak_are_named() -> None:
     model, optimizer = make()
     meter = SimpleNamespace(history=[])
-    w = run(workbench.watch(model, optimizer, look="now"), model, optimizer, keep=lambda loss: meter.history.append(loss))
+    w = run(
+        workbench.watch(model, optimizer, look="now"), model, optimizer, keep=lambda loss: meter.history.append(loss)
+    )
     (finding,) = w.findings
     assert finding.cause == "leak.graph_kept"
     assert "history" in finding.where["object"]
@@ -121,7 +124,9 @@ def test_the_holder_and_the_line_of_a_leak_are_named() -> None:
 def test_a_bounded_deque_is_no_leak() -> None:
     model, optimizer = make()
     recent: deque[torch.Tensor] = deque(maxlen=100)
-    w = run(workbench.watch(model, optimizer, look="now"), model, optimizer, keep=lambda loss: recent.append(loss.detach()))
+    w = run(
+        workbench.watch(model, optimizer, look="now"), model, optimizer, keep=lambda loss: recent.append(loss.detach())
+    )
     assert w.findings == []
     assert w.memory_verdict is not None and w.memory_verdict.cause == "memory.bounded_buffer"
 
@@ -175,10 +180,8 @@ def test_twenty_runs_out_of_memory_in_one_process_come_back_to_rest() -> None:
     for _ in range(20):
         model, optimizer = make()
         watch = workbench.watch(model, optimizer, limit="48 KiB")
-        try:
+        with contextlib.suppress(torch.OutOfMemoryError):
             run(watch, model, optimizer)
-        except torch.OutOfMemoryError:
-            pass
         del model, optimizer, watch
         report = workbench.release({})
         levels.append(report.left_bytes)

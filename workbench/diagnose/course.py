@@ -75,7 +75,8 @@ def _batch(rows: Sequence[tuple[int, int]]) -> Finding | None:
         if shrank and count_after == count_before and _never_returns(seen[border:], rows_after):
             return make_finding(
                 "training.effective_batch",
-                f"The micro-batch went from {rows_before} to {rows_after} rows and accumulation stayed at {count_after}: "
+                f"The micro-batch went from {rows_before} to {rows_after} rows and accumulation "
+                f"stayed at {count_after}: "
                 f"the effective batch is {rows_after * count_after} instead of {rows_before * count_before}.",
                 where={"step": border + 1},
                 evidence={"before": rows_before * count_before, "after": rows_after * count_after},
@@ -99,7 +100,8 @@ def _schedule(num_updates: int, schedule_steps: int | None) -> Finding | None:
     ratio = schedule_steps / num_updates
     return make_finding(
         "training.schedule",
-        f"The learning-rate schedule advanced {schedule_steps} steps in {num_updates} optimizer steps: {ratio:.1f} times "
+        f"The learning-rate schedule advanced {schedule_steps} steps in {num_updates} optimizer "
+        f"steps: {ratio:.1f} times "
         "too fast, so it ends early.",
         evidence={"schedule_steps": schedule_steps, "optimizer_steps": num_updates},
         confidence=0.95,

@@ -48,7 +48,8 @@ def _half_precision_scaler(text: str, model: nn.Module | None) -> Finding | None
     if names and len(saved) == len(names) and others:
         return make_finding(
             "nonfinite.scaler_fp16_saved_modules",
-            f"Only the modules trained whole ({', '.join(saved[:3])}) are float16; the {len(others)} adapter weights are "
+            f"Only the modules trained whole ({', '.join(saved[:3])}) are float16; the {len(others)} "
+            f"adapter weights are "
             "float32. The gradient scaler needs float32.",
             where={"parameter": saved[0]},
             evidence=evidence,

@@ -29,7 +29,8 @@ class NonFiniteEvidence:
         num_parameters: Parameters in all.
         bad_weights: Names of parameters that were not finite before the step.
         bad_gradients: Names whose gradient was not finite before clipping.
-        last_update: What the last applied update was: ``eps``, ``lr``, ``dtypes``, ``grad_norm``, ``step``, ``optimizer``.
+        last_update: What the last applied update was: ``eps``, ``lr``, ``dtypes``, ``grad_norm``, ``step``,
+            ``optimizer``.
         median_grad_norm: Of the steps before.
         replayed: Whether the step could be run again.
         replay_is_finite: The replay gave a finite loss and finite gradients.
@@ -169,7 +170,7 @@ def _first_operator(seen: NonFiniteEvidence) -> Finding | None:
         return None
     op = created[0] if created else first_nan
     assert op is not None
-    where = {"op": op.op, "module": op.module, "phase": op.phase, "line": op.line, "node": op.node}
+    where: dict[str, Any] = {"op": op.op, "module": op.module, "phase": op.phase, "line": op.line, "node": op.node}
     evidence: dict[str, Any] = {
         "value": op.value,
         "dtype": op.dtype,
@@ -178,44 +179,73 @@ def _first_operator(seen: NonFiniteEvidence) -> Finding | None:
         "surfaces_at": first_nan.op if first_nan is not None else op.op,
     }
 
-    def say(cause: str, summary: str, confidence: float = 0.9, **more: Any) -> Finding:
-        return make_finding(cause, summary, where=where | more, evidence=evidence, confidence=confidence)
+    cause, summary, confidence = _explain_operator(op, seen)
+    if op.index_inputs:
+        where["token_ids"] = op.index_inputs[:8]
+    return make_finding(cause, summary, where=where, evidence=evidence, confidence=confidence)
 
-    place = (
-        f"module '{op.module}' (op {op.op.removeprefix('aten.')})" if op.module else f"op {op.op.removeprefix('aten.')}"
-    )
-    limit = torch.finfo(getattr(torch, op.dtype)).max if op.dtype else float("inf")
-    if "embedding" in op.op and op.phase == "forward":
-        return say("nonfinite.embedding_row", f"Token ids {op.index_inputs[:5]} have NaN embedding rows.", 1.0,
-                   token_ids=op.index_inputs[:8])  # fmt: skip
-    if op.value == "-inf" and "add" in op.op and op.largest_input > 0.4 * limit:
-        return say("nonfinite.summed_masks", f"The additive mask holds -inf although each part is finite: two minimum "
-                   f"masks were summed in {op.dtype}; a fully masked row then gives NaN.")  # fmt: skip
-    if "log_softmax" in op.op and op.dtype == "float16" and op.phase == "forward":
-        return say("nonfinite.fp16_log_probs", f"Log-probabilities of float16 logits (largest {op.largest_input:.4g}) "
-                   "are the first non-finite values.")  # fmt: skip
-    if any(word in op.op for word in ("aten.log", "aten.div", "aten.reciprocal")) and op.has_zero_operand:
-        return say("nonfinite.log_of_zero", f"{op.op.removeprefix('aten.')} of 0 at {op.line}: its argument underflowed "
-                   "to exactly 0.", 0.95)  # fmt: skip
+
+def _explain_operator(op: BadOp, seen: NonFiniteEvidence) -> tuple[str, str, float]:
+    """Return cause, sentence and confidence for the operator that made the first bad value."""
+    name = op.op.removeprefix("aten.")
     if op.phase == "backward":
-        if op.dtype == "float16" or op.largest_input > 1e30 or (op.fp32_largest or 0) > FP16_MAX:
-            return say("nonfinite.backward_overflow", f"The forward is finite everywhere (largest {seen.max_forward:.4g}); "
-                       f"the first non-finite gradient appears going backward at {op.node or op.op}.")  # fmt: skip
-        return say("nonfinite.backward_singular", f"The forward is finite; the derivative at {op.node or op.op} is not: "
-                   "a root, power, logarithm or exponential at its singular point.")  # fmt: skip
+        return _explain_backward(op, seen)
+    if "embedding" in name:
+        return "nonfinite.embedding_row", f"Token ids {op.index_inputs[:5]} have NaN embedding rows.", 1.0
+    limit = torch.finfo(getattr(torch, op.dtype)).max if op.dtype else float("inf")
+    if op.value == "-inf" and "add" in name and op.largest_input > 0.4 * limit:
+        text = (
+            f"The additive mask holds -inf although each part is finite: two minimum masks were summed in {op.dtype}; "
+            "a fully masked row then gives NaN."
+        )
+        return "nonfinite.summed_masks", text, 0.9
+    if "log_softmax" in name and op.dtype == "float16":
+        text = f"Log-probabilities of float16 logits (largest {op.largest_input:.4g}) are the first non-finite values."
+        return "nonfinite.fp16_log_probs", text, 0.9
+    if name.startswith(("log", "div", "reciprocal")) and op.has_zero_operand:
+        return "nonfinite.log_of_zero", f"{name} of 0 at {op.line}: its argument underflowed to exactly 0.", 0.95
     if op.dtype == "float16":
-        size = f"{op.fp32_largest:.4g}" if op.fp32_largest else "more"
-        is_score = "bmm" in op.op and ("attn" in op.module.lower() or "attention" in op.module.lower())
-        if is_score:
-            return say("nonfinite.fp16_attention", f"First non-finite: the attention score product in '{op.module}' "
-                       f"(largest {size} in float32, float16 ends at 65504).", 0.95)  # fmt: skip
-        return say("nonfinite.fp16_overflow", f"First non-finite value: {place}, inputs finite, output {op.value}. In "
-                   f"float32 its largest is {size}, float16 ends at 65504.", 0.95)  # fmt: skip
-    if "softmax" in op.op and op.all_masked_rows:
-        return say("nonfinite.masked_attention", f"Softmax over {op.all_masked_rows} rows that are fully masked.")
-    if any(word in op.op for word in ("nll_loss", "cross_entropy")):
-        return say("nonfinite.labels", "The loss divides by zero supervised tokens.")
-    return say("nonfinite.other", f"First non-finite value: {place}, inputs finite, output {op.value}.", 0.8)
+        return _explain_half(op)
+    if "softmax" in name and op.all_masked_rows:
+        return "nonfinite.masked_attention", f"Softmax over {op.all_masked_rows} rows that are fully masked.", 0.9
+    if "nll_loss" in name or "cross_entropy" in name:
+        return "nonfinite.labels", "The loss divides by zero supervised tokens.", 0.9
+    return "nonfinite.other", f"First non-finite value: {_place(op)}, inputs finite, output {op.value}.", 0.8
+
+
+def _explain_backward(op: BadOp, seen: NonFiniteEvidence) -> tuple[str, str, float]:
+    place = op.node or op.op
+    if op.dtype == "float16" or op.largest_input > 1e30 or (op.fp32_largest or 0) > FP16_MAX:
+        text = (
+            f"The forward is finite everywhere (largest {seen.max_forward:.4g}); the first non-finite gradient appears "
+            f"going backward at {place}."
+        )
+        return "nonfinite.backward_overflow", text, 0.9
+    text = (
+        f"The forward is finite; the derivative at {place} is not: a root, power, logarithm or exponential at its "
+        "singular point."
+    )
+    return "nonfinite.backward_singular", text, 0.9
+
+
+def _explain_half(op: BadOp) -> tuple[str, str, float]:
+    size = f"{op.fp32_largest:.4g}" if op.fp32_largest else "more"
+    if "bmm" in op.op and ("attn" in op.module.lower() or "attention" in op.module.lower()):
+        text = (
+            f"First non-finite: the attention score product in '{op.module}' (largest {size} in float32, "
+            "float16 ends at 65504)."
+        )
+        return "nonfinite.fp16_attention", text, 0.95
+    text = (
+        f"First non-finite value: {_place(op)}, inputs finite, output {op.value}. In float32 its largest is {size}, "
+        "float16 ends at 65504."
+    )
+    return "nonfinite.fp16_overflow", text, 0.95
+
+
+def _place(op: BadOp) -> str:
+    name = op.op.removeprefix("aten.")
+    return f"module '{op.module}' (op {name})" if op.module else f"op {name}"
 
 
 def _clipping(seen: NonFiniteEvidence) -> Finding | None:
@@ -225,8 +255,8 @@ def _clipping(seen: NonFiniteEvidence) -> Finding | None:
     if not seen.bad_gradients:
         return make_finding(
             "nonfinite.clip_no_op",
-            "Every gradient is finite but so large that their norm overflows to Inf: clipping sets all of them to 0 and "
-            "the step changes nothing.",
+            "Every gradient is finite but so large that their norm overflows to Inf: clipping sets all of them to 0 "
+            "and the step changes nothing.",
         )
     kind = (
         "NaN: every gradient becomes NaN"

@@ -1,4 +1,4 @@
-"""Verdict on an out-of-memory error: phase, operator, the bill at that instant, and the first-time fact that explains it."""
+"""Verdict on an out-of-memory error: phase, operator, the bill at that instant, and the fact that explains it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class OomEvidence:
 
     Attributes:
         step: Step in which it happened; 0 for the first.
-        phase: ``"load"``, ``"forward"``, ``"loss"``, ``"backward"``, ``"optimizer"``, ``"evaluation"``, ``"save"``, ``"resume"``.
+        phase: ``"load"``, ``"forward"``, ``"loss"``, ``"backward"``, ``"optimizer"``, ``"evaluation"``,
+            ``"save"`` or ``"resume"``.
         op: Operator, or ``""``.
         module: Innermost module.
         line: ``file:line`` of the user's code.
@@ -77,7 +78,7 @@ def judge_oom(seen: OomEvidence) -> Finding:
     cause, summary, confidence = _explain(seen)
     asked = f" {format_bytes(seen.requested_bytes)} more were asked for by {seen.op}" if seen.requested_bytes else ""
     inside = f" in {seen.module}" if seen.module and asked else ""
-    finding = make_finding(
+    return make_finding(
         cause,
         f"{summary}{asked}{inside}." if asked else summary,
         where=where,
@@ -85,7 +86,6 @@ def judge_oom(seen: OomEvidence) -> Finding:
         fixes=[*seen.fixes, Fix(default_remedy(cause))],
         confidence=confidence,
     )
-    return finding
 
 
 def default_remedy(cause: str) -> str:
@@ -109,7 +109,8 @@ def _explain(seen: OomEvidence) -> tuple[str, str, float]:
     if seen.phase == "evaluation":
         return (
             "oom.evaluation",
-            f"Ran out in evaluation with {seen.num_rows} rows of {seen.num_tokens} token slots; training was not short.",
+            f"Ran out in evaluation with {seen.num_rows} rows of {seen.num_tokens} token slots; "
+            f"training was not short.",
             0.85,
         )
     if seen.phase == "optimizer":
@@ -171,7 +172,8 @@ def _by_bill(seen: OomEvidence) -> tuple[str, str, float]:
     if total and moving > 0.4 * total:
         return (
             "oom.activations",
-            f"At {seen.num_rows} rows and {seen.num_tokens} tokens, activations are {100 * moving / total:.0f} % of the "
+            f"At {seen.num_rows} rows and {seen.num_tokens} tokens, activations are "
+            f"{100 * moving / total:.0f} % of the "
             f"memory in use; gradients and optimizer state only "
             f"{100 * (seen.bill.get('gradient', 0) + seen.bill.get('optimizer_state', 0)) / total:.0f} %.",
             0.85,

@@ -97,7 +97,8 @@ def _evaluation(seen: SpeedEvidence) -> Finding | None:
         return None
     return make_finding(
         "speed.checkpointing_in_eval",
-        f"Gradient checkpointing ran in {seen.num_eval_forwards} forward passes without gradients, where it only costs.",
+        f"Gradient checkpointing ran in {seen.num_eval_forwards} forward passes without gradients, "
+        f"where it only costs.",
         evidence={"num_forwards": seen.num_eval_forwards, "num_checkpointed_layers": seen.num_recomputed},
     )
 
@@ -108,7 +109,8 @@ def _data(seen: SpeedEvidence) -> Finding | None:
         return None
     return make_finding(
         "speed.data_wait",
-        f"{100 * seen.data_s / total:.0f} % of the time passes between a step and the next forward pass: steps wait for "
+        f"{100 * seen.data_s / total:.0f} % of the time passes between a step and the next forward "
+        f"pass: steps wait for "
         "data.",
         evidence={"data_s": seen.data_s, "total_s": total},
         confidence=0.7,

@@ -283,7 +283,8 @@ def _graph_finding(
         )
     return make_finding(
         "leak.carried_state",
-        f"'{path or 'A tensor'}' is carried from step to step with its history: {rate:.0f} more graph nodes every step.",
+        f"'{path or 'A tensor'}' is carried from step to step with its history: {rate:.0f} more graph "
+        f"nodes every step.",
         where={"object": path, "line": line},
         evidence=evidence,
     )

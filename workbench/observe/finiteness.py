@@ -90,7 +90,7 @@ class FinitenessMode(TorchDispatchMode):
     module_inputs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._hooks: list[Any] = []
         self._nodes: dict[Any, str] = {}
@@ -104,11 +104,11 @@ class FinitenessMode(TorchDispatchMode):
             for name, module in self.model.named_modules():
                 self._hooks.append(module.register_forward_pre_hook(lambda m, a, name=name: self._stack.append(name)))
                 self._hooks.append(module.register_forward_hook(self._leave, always_call=True))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -243,7 +243,7 @@ def _attribute(name: str) -> str:
 def referrer_text(target: Any, *, skip: Iterable[Any] = (), depth: int = 4) -> str:
     """Describe backwards what refers to an object that no name reaches, e.g. ``cell <- function 'hook' <- dict``."""
     skipped = {id(value) for value in skip} | {id(sys._getframe())}
-    words = []
+    words: list[str] = []
     current = target
     for _ in range(depth):
         referrers = [

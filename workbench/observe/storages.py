@@ -99,7 +99,7 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module | None = None, *, limit_bytes: int | None = None, keep_lines: bool = True):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.step = 0
         self.phase = "between"
         self.births: list[Birth] = []
@@ -123,11 +123,11 @@ class StorageTracker(TorchDispatchMode):
             for name, module in self._model.named_modules():
                 self._hooks.append(module.register_forward_pre_hook(_Push(self.module_stack, name, self.grad_at_entry)))
                 self._hooks.append(module.register_forward_hook(_Pop(self.module_stack), always_call=True))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

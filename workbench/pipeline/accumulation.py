@@ -1,4 +1,4 @@
-"""Whether accumulated micro-batches add up to the large batch: compared in gradients, since losses hide the difference."""
+"""Whether accumulated micro-batches add up to the large batch: compared in gradients, since losses hide it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def compare_gradients(watch: Watch, facts: StepFacts) -> Finding | None:
     low, high = min(counts), max(counts)
     return make_finding(
         "training.accumulation",
-        f"Accumulation weights a micro-batch of {low} tokens like one of {high}: the cosine of its gradient to the right "
+        f"Accumulation weights a micro-batch of {low} tokens like one of {high}: the cosine of its "
+        f"gradient to the right "
         f"one is {to_right:.2f}.",
         where={"step": watch.num_steps},
         evidence={

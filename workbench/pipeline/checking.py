@@ -17,9 +17,11 @@ def check(target: Any) -> list[Finding]:
     """Audit a run before it begins.
 
     Args:
-        target: A Recipe; a transformers or TRL ``Trainer``; or a dict with any of ``model``, ``tokenizer``, ``dataset``,
+        target: A Recipe; a transformers or TRL ``Trainer``; or a dict with any of ``model``, ``tokenizer``,
+            ``dataset``,
             ``optimizer``, ``collator``, ``dataloader``, ``args``, ``eval_dataset``, ``max_length``, ``packing``,
-            ``assistant_only_loss``, ``response_template``, ``batch``, ``saved_folder``, ``resumed_step``, ``scheduler``.
+            ``assistant_only_loss``, ``response_template``, ``batch``, ``saved_folder``, ``resumed_step``,
+            ``scheduler``.
 
     Returns:
         One finding per fault; empty when nothing is wrong.
@@ -37,8 +39,10 @@ def check(target: Any) -> list[Finding]:
         return audit(Subject(**target))
     if hasattr(target, "train_dataset") and hasattr(target, "data_collator"):
         return audit(_subject_of_trainer(target))
-    raise TypeError(f"check() got {type(target).__name__}. Give it a Recipe, a Trainer, or a dict with model, tokenizer, "
-                    "dataset and optimizer.")  # fmt: skip
+    raise TypeError(
+        f"check() got {type(target).__name__}. Give it a Recipe, a Trainer, or a dict with model, tokenizer, dataset "
+        "and optimizer."
+    )
 
 
 def _subject_of_trainer(trainer: Any) -> Subject:

@@ -196,7 +196,7 @@ class LoopHooks:
                 self.facts.bad_gradients.append(names.get(id(parameter), "parameter"))
 
     def _watch_clipping(self) -> None:
-        """Read the norm that clipping computes anyway; its function is looked up at each call, so imports by name count."""
+        """Read the norm that clipping computes anyway; torch looks its function up at each call."""
         module = torch.nn.utils.clip_grad
         name = "_get_total_norm" if hasattr(module, "_get_total_norm") else "get_total_norm"
         original = getattr(module, name)

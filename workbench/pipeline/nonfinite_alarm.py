@@ -14,8 +14,8 @@ from ..diagnose.finding import Finding
 from ..diagnose.nonfinite import NonFiniteEvidence, judge_nonfinite
 from .loop_hooks import MicroBatch, StepFacts
 from .replay import (
-    Rerun,
     ReplayResult,
+    Rerun,
     embedding_of,
     inputs_of,
     replay,
@@ -34,7 +34,6 @@ def explain_alarm(
     watch: Watch, loss: float | None, batch: Any, facts: StepFacts, frame: FrameType | None
 ) -> list[Finding]:
     """Return the findings of one alarm; empty when the value is harmless (a gradient scaler that settles)."""
-    hooks = watch.hooks
     loss_is_bad = loss is not None and not math.isfinite(loss)
     if not loss_is_bad and facts.num_updates == 0 and watch.optimizer is not None:
         return []  # Nothing was to be updated: a scaler skipped the step, which is how it finds its scale.

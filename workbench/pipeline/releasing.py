@@ -138,7 +138,8 @@ def _collect_cycles(ledger: _Ledger, report: ReleaseReport) -> None:
         report.findings.append(
             make_finding(
                 "release.cycle",
-                f"Dead objects waited for Python's garbage collector{path}: {format_bytes(num_bytes)}; gc.collect() freed "
+                f"Dead objects waited for Python's garbage collector{path}: "
+                f"{format_bytes(num_bytes)}; gc.collect() freed "
                 "them.",
                 where={"object": suspects},
                 evidence={"freed_bytes": num_bytes},
@@ -215,7 +216,7 @@ def _clear_exceptions(ledger: _Ledger, report: ReleaseReport, shell: Any) -> Non
                     )
                 )
     del errors, outer, chained, group, last
-    error = None  # noqa: F841  # the loop variable would keep the exception
+    error = None  # type: ignore[assignment]  # the loop variable would keep the exception
 
     def clear_stored() -> None:
         for name in ("last_exc", "last_value", "last_traceback", "last_type"):

@@ -1,6 +1,7 @@
 """Runs the last step of a loop again, from the pre-step weights and the kept random state, and says where NaN begins.
 
-The model's inputs are kept by the hooks. The loss of a plain loop is the loop's own code, which the hooks do not see; so
+The model's inputs are kept by the hooks. The loss of a plain loop is the loop's own code, which the hooks do not
+see; so
 the assignments that lead to the tensor on which ``.backward()`` was called are cut out of the loop's source and run
 again in a copy of its variables. Statements that do something else (append, print, step) are left out.
 """

@@ -87,7 +87,8 @@ class TrainerWatch:
             self.watch.add(
                 make_finding(
                     "nonfinite.hidden_by_filter",
-                    f"The loss of step {step} is {float(loss)}, but the Trainer's log will show 0 or the running mean in "
+                    f"The loss of step {step} is {float(loss)}, but the Trainer's log will show 0 or "
+                    f"the running mean in "
                     "its place (logging_nan_inf_filter=True).",
                     where={"step": step},
                     evidence={"loss": float(loss), "logging_steps": steps},

@@ -22,7 +22,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -145,6 +145,8 @@ class Watch:
         self._num_updates = 0
         self._last_border = 0.0
         self._is_open = False
+        self._waits = True
+        self._deep_s = 0.0
         self._undo: list[Any] = []
         self._alarmed = 0
         self.accumulation_looks = 0
@@ -202,14 +204,10 @@ class Watch:
             loss: The raw loss, a tensor or a number.
             batch: What the step was computed from: a tensor or a mapping of tensors.
         """
-        started = time.perf_counter()
         self.border(loss, batch, sys._getframe(1))
-        self.own_s += time.perf_counter() - started - self._deep_s
-        self._last_border = time.perf_counter()
 
     def border(self, loss: Any, batch: Any, frame: FrameType | None) -> None:
         """Read the cheap channels after a step and act on what they show."""
-        self._deep_s = 0.0
         started = time.perf_counter()
         facts = self.last_facts = self.hooks.take()
         value = _as_float(loss)
@@ -217,21 +215,22 @@ class Watch:
             value = _as_float(facts.micro_batches[-1].loss)
         self.num_steps += 1
         self._record(value, facts, batch, started)
-        deep = time.perf_counter()
+        self._deep_s = 0.0
         if (value is not None and not math.isfinite(value)) or (
             facts.grad_norm is not None and not math.isfinite(facts.grad_norm)
         ):
-            self._alarm(value, batch, facts, frame)
+            self._deeply(self._alarm, value, batch, facts, frame)
         elif facts.num_updates and not facts.was_blocked and self.optimizer is not None:
             self.last_update = self._describe_update(facts)
         self._memory(facts, frame)
         if len(facts.micro_batches) > 1 and self._alarmed == 0:
-            self.add(accumulation.compare_gradients(self, facts))
+            self.add(self._deeply(accumulation.compare_gradients, self, facts))
             self.step_gradient = None
-        self._deep_s = time.perf_counter() - deep
         self._emit(value, facts)
         if self.tracker is not None:
             self.tracker.step = self.num_steps
+        self._last_border = time.perf_counter()
+        self.own_s += self._last_border - started - self._deep_s
 
     # -- results -----------------------------------------------------------------------------------------------
 
@@ -281,9 +280,6 @@ class Watch:
         counts = [accumulation.supervised(micro) for micro in micros]
         if min(counts) > 0 and max(counts) >= accumulation.UNEQUAL * min(counts):
             self.step_gradient = accumulation.flat_gradient(self)
-
-    _waits = True
-    _deep_s = 0.0
 
     def _record(self, loss: float | None, facts: StepFacts, batch: Any, now: float) -> None:
         self._waits = True
@@ -335,14 +331,7 @@ class Watch:
 
     def _memory(self, facts: StepFacts, frame: FrameType | None) -> None:
         if self._probe is not None:
-            if self._probe.border(self.num_steps, self.tokens[-1]):
-                stays = self._probe.survivors_so_far()
-                uneven = len({birth.step for birth in stays}) < 0.8 * (len(self._probe.look.steps) - 3)
-                if stays and uneven and not self._extended:
-                    self._extended = True
-                    self._probe.extend(EXTRA_STEPS)
-                else:
-                    self._close_look(frame)
+            self._deeply(self._look_border, frame)
             return
         # Reading the heap's counter takes 0.2 ms of a fragmented process: once the run has settled, not at every step.
         is_turn = self.num_steps <= SETTLED_STEPS or self.num_steps % READ_EVERY == 0
@@ -359,10 +348,31 @@ class Watch:
             return  # Two trackers would count twice; the limit's own is on.
         if self.look_mode == "now" or rises(self.rest, self.rest_steps, self.rest_tokens):
             self._probe = MemoryProbe(self.model, self.optimizer, length=LOOK_STEPS)
-            self._probe.open(self.num_steps + 1)
+            self._deeply(self._probe.open, self.num_steps + 1)
         else:
             # Ask again after some steps: a test at every step would find a rise by chance sooner or later.
             self._next_look = self.num_steps + max(4, self.num_steps // 8)
+
+    def _look_border(self, frame: FrameType | None) -> None:
+        """One step of an open look; the window grows once where something stays but not at each step."""
+        assert self._probe is not None
+        if not self._probe.border(self.num_steps, self.tokens[-1]):
+            return
+        stays = self._probe.survivors_so_far()
+        uneven = len({birth.step for birth in stays}) < 0.8 * (len(self._probe.look.steps) - 3)
+        if stays and uneven and not self._extended:
+            self._extended = True
+            self._probe.extend(EXTRA_STEPS)
+        else:
+            self._close_look(frame)
+
+    def _deeply(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run what happens only after a suspicion, and keep its time apart from what always runs."""
+        started = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self._deep_s += time.perf_counter() - started
 
     def _close_look(self, frame: FrameType | None) -> None:
         assert self._probe is not None

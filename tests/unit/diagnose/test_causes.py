@@ -1,4 +1,4 @@
-"""One list of causes: every finding's cause is in it, every case of the benchmark has a key, the docs page is made from it."""
+"""One list of causes: findings, the benchmark's cases and the docs page all use it."""
 
 import ast
 import json

@@ -10,8 +10,8 @@ from workbench.observe.finiteness import BadOp
 
 
 def op(name: str, **fields: object) -> BadOp:
-    return BadOp(**{"op": name, "module": "mlp", "phase": "forward", "line": "a.py:3", "value": "inf", "dtype": "float32",
-                    **fields})  # type: ignore[arg-type]  # fmt: skip
+    usual = {"module": "mlp", "phase": "forward", "line": "a.py:3", "value": "inf", "dtype": "float32"}
+    return BadOp(**{"op": name, **usual, **fields})  # type: ignore[arg-type]
 
 
 def evidence(**fields: object) -> NonFiniteEvidence:
@@ -58,7 +58,9 @@ def test_bad_weights_come_before_the_operator_that_shows_them() -> None:
 
 
 def test_the_operator_comes_before_the_clipping_that_spread_it() -> None:
-    seen = evidence(grad_norm=math.nan, bad_gradients=["a"], created=[op("aten.log", value="-inf", has_zero_operand=True)])
+    seen = evidence(
+        grad_norm=math.nan, bad_gradients=["a"], created=[op("aten.log", value="-inf", has_zero_operand=True)]
+    )
     assert judge_nonfinite(seen).cause == "nonfinite.log_of_zero"
 
 

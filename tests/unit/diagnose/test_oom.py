@@ -14,13 +14,26 @@ CASES = {
     "oom.evaluation": OomEvidence(9, "evaluation", num_tokens=4096),
     "oom.longest_batch": OomEvidence(9, "backward", num_tokens=900, earlier_tokens=[300, 280], bill=FULL),
     "oom.grouped_long_rows": OomEvidence(
-        9, "forward", num_tokens=660, earlier_tokens=[48], row_tokens=[160, 165], earlier_row_tokens=[12] * 20, bill=FULL
+        9,
+        "forward",
+        num_tokens=660,
+        earlier_tokens=[48],
+        row_tokens=[160, 165],
+        earlier_row_tokens=[12] * 20,
+        bill=FULL,
     ),
     "oom.row_not_truncated": OomEvidence(
         3, "forward", num_tokens=800, earlier_tokens=[40], row_tokens=[20, 400], max_length=64, bill=FULL
     ),
-    "oom.loss_logits": OomEvidence(0, "forward", op="aten._log_softmax", requested_bytes=8 * MIB, bill=FULL,
-                                   logits_bytes=16 * MIB, logits_shape=(4, 64, 8192)),  # fmt: skip
+    "oom.loss_logits": OomEvidence(
+        0,
+        "forward",
+        op="aten._log_softmax",
+        requested_bytes=8 * MIB,
+        bill=FULL,
+        logits_bytes=16 * MIB,
+        logits_shape=(4, 64, 8192),
+    ),
     "oom.activations": OomEvidence(0, "forward", bill=FULL),
     "oom.weights": OomEvidence(0, "forward", bill={"parameter": 40 * MIB, "activation": 1 * MIB}),
 }

@@ -53,7 +53,8 @@ def end_of_turn(subject: Subject) -> Finding | None:
         return None
     return make_finding(
         "data.eos_outside_span",
-        f"The assistant span ends before its end-of-turn token in {outside} of {outside + inside} turns: the stop token "
+        f"The assistant span ends before its end-of-turn token in {outside} of {outside + inside} "
+        f"turns: the stop token "
         "is never trained.",
         where={"object": "tokenizer.chat_template", "token_id": eos},
         evidence={"num_outside": outside, "num_inside": inside},
@@ -227,7 +228,8 @@ def response_marker(subject: Subject) -> Finding | None:
         return None
     return make_finding(
         "data.marker_not_found",
-        f"The marker {text!r} with ids {ids} never occurs in {missing} rows although their text holds it: in context it "
+        f"The marker {text!r} with ids {ids} never occurs in {missing} rows although their text holds "
+        f"it: in context it "
         "is tokenised differently.",
         where={"object": "response_template"},
         evidence={"marker_ids": tuple(ids), "row_ids": tuple(context[:24])},
@@ -281,7 +283,8 @@ def padding(subject: Subject) -> Finding | None:
         return None
     return make_finding(
         "speed.padding_in_dataset",
-        f"All rows of the data set have length {widths[0]} and only {100 * share:.0f} % of it is real: padding is fixed in "
+        f"All rows of the data set have length {widths[0]} and only {100 * share:.0f} % of it is "
+        f"real: padding is fixed in "
         "the data set, a dynamic collator cannot help.",
         evidence={"real_fraction": share, "length": widths[0]},
     )

@@ -47,7 +47,8 @@ def hidden_states(subject: Subject) -> Finding | None:
     per_row = layers * shape[1] * width * FLOAT_BYTES
     return make_finding(
         "oom.evaluation_hidden_states",
-        f"The evaluation keeps {layers} hidden states per row because the model returns them: {format_bytes(per_row)} per "
+        f"The evaluation keeps {layers} hidden states per row because the model returns them: "
+        f"{format_bytes(per_row)} per "
         f"row, {format_bytes(per_row * shape[0])} in all.",
         where={"object": "model.config.output_hidden_states"},
         evidence={"bytes_per_row": per_row, "num_rows": shape[0]},

@@ -116,7 +116,8 @@ def packed_samples_are_apart(subject: Subject) -> Finding | None:
         return None
     return make_finding(
         "data.packing_leaks",
-        f"The logits of the second sample change by {moved:.3g} when the first one changes: packed samples see each other.",
+        f"The logits of the second sample change by {moved:.3g} when the first one changes: packed "
+        f"samples see each other.",
         where={"position": border},
         evidence={"largest_change": moved},
         confidence=1.0,

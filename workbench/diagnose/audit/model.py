@@ -50,7 +50,8 @@ def optimizer_has_them(subject: Subject) -> Finding | None:
         return None
     return make_finding(
         "model.optimizer_misses",
-        f"{len(missing)} of {len(trainable)} trainable tensors are not in the optimizer, first {missing[0]}: it was built "
+        f"{len(missing)} of {len(trainable)} trainable tensors are not in the optimizer, first "
+        f"{missing[0]}: it was built "
         "before they were.",
         where={"parameter": missing[0]},
         evidence={"num_missing": len(missing), "num_trainable": len(trainable)},
@@ -201,7 +202,8 @@ def used_rows_are_sound(subject: Subject) -> Finding | None:
     where_rows = torch.nonzero((ids == token).any(1)).flatten().tolist()
     return make_finding(
         "model.embedding_row",
-        f"Token id {token} has a {kind} embedding row and occurs in {len(where_rows)} sampled rows: it was never trained.",
+        f"Token id {token} has a {kind} embedding row and occurs in {len(where_rows)} sampled rows: "
+        f"it was never trained.",
         where={"token_id": token, "rows": tuple(where_rows[:8])},
         confidence=0.95,
     )
@@ -271,7 +273,8 @@ def weights_can_move(subject: Subject) -> Finding | None:
         return None
     return make_finding(
         "model.weights_not_moving",
-        f"{stuck} of {total} trained tensors are in 16 bits and the learning rate is below the spacing of their values: "
+        f"{stuck} of {total} trained tensors are in 16 bits and the learning rate is below the "
+        f"spacing of their values: "
         "steps round to no change.",
         where={"parameter": example},
         evidence={"num_stuck": stuck},

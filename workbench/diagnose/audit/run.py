@@ -27,7 +27,8 @@ def adapter_was_saved(subject: Subject) -> Finding | None:
     size = path.stat().st_size
     return make_finding(
         "save.adapter_empty",
-        f"The saved adapter has {len(saved)} tensors, expected {len(expected)} ({size} bytes). The model in memory still "
+        f"The saved adapter has {len(saved)} tensors, expected {len(expected)} ({size} bytes). The "
+        f"model in memory still "
         "has the weights: save again now.",
         where={"path": str(path)},
         evidence={"num_saved": len(saved), "num_expected": len(expected), "file_bytes": size},

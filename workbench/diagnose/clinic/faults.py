@@ -36,7 +36,7 @@ class Fault:
         self._struck: Tensor | None = None
 
     def enter(self, inputs: Tensor | None) -> None:
-        """Count a forward pass and see whether a fault of one step strikes: at its step, and when its batch comes again."""
+        """Count a forward pass; a fault of one step strikes at its step and whenever its batch comes again."""
         self.num_forwards += 1
         if self.num_forwards == self.at_step and inputs is not None:
             self._struck = inputs.clone()
@@ -218,7 +218,12 @@ def _frozen(fault: Fault) -> list[Undo]:
     trained = [parameter for parameter in fault.model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
-    return [lambda: [parameter.requires_grad_(True) for parameter in trained] and None]
+
+    def restore() -> None:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+    return [restore]
 
 
 @_cause("model.optimizer_misses")
