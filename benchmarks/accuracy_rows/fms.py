@@ -29,7 +29,8 @@ def map_row(row: Row) -> MappedRow | UnmappedRow:
     recipe = Recipe.from_dict(
         {
             "model": {"name_or_path": row["model_id"], "dtype": half, "attn_implementation": "flash_attention_2"},
-            "data": {"max_length": row["seq_len"], "packing": True},
+            # TRL of that time joined samples and did not tell the model where they end: full sequences without a mask.
+            "data": {"max_length": row["seq_len"]},
             "adapter": _adapter(row),
             "quantization": {
                 "load_in_4bit": bool(quantization) and not gptq,

@@ -159,7 +159,7 @@ def _fms(is_fused: bool, is_liger: bool, is_gptq: bool, frees_logits: bool, cast
             kernels.quantize_gptq(model)
         if is_fused:
             kernels.fuse_norms(model)
-        return _cast_back(model) if casts_back else model
+        return _without_window(_cast_back(model) if casts_back else model)
 
     if is_liger:
         forward: Any = _liger_loss
@@ -176,6 +176,15 @@ def fms(row: Row, *, is_fused: bool, is_liger: bool, is_gptq: bool) -> Script:
     """Return the script of an fms-acceleration row."""
     casts_back = "prepare_model_for_kbit" in (row["quantization"] or "")
     return _fms(is_fused, is_liger, is_gptq, "transformers 4.45" in (row["versions"] or ""), casts_back)
+
+
+def _without_window(model: nn.Module) -> nn.Module:
+    """flash_attention_2 takes Mistral's window of 4096 as an argument; sdpa would be given a mask for it."""
+    for module in model.modules():
+        if getattr(module, "sliding_window", None) is not None:
+            module.sliding_window = None
+    model.config.sliding_window = None  # type: ignore[union-attr]  # a transformers config
+    return model
 
 
 def _cast_back(model: nn.Module) -> nn.Module:
