@@ -100,7 +100,7 @@ class Grader:
         if isinstance(estimate, str):
             return Grade(mapped, finished=finished, failure=estimate)
         errors: dict[str, tuple[float, float]] = {}
-        if grades_memory(mapped.row):
+        if grades_memory(mapped.row) and finished:  # What a run had taken when it died is no peak.
             for reading in mapped.readings:
                 estimated = _estimated_bytes(estimate, reading.counter)
                 if estimated is not None:
