@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ..hardware import Device
 from ..recipe import Recipe
 from . import adapter, checkpointing, loss, quantization
 from .precision import Precision, load_weight_dtype, resolve_precision
+from .quiet import no_progress_bars
 
 if TYPE_CHECKING:
     from .source import ModelSource
@@ -65,14 +67,14 @@ def build_model(
         raise ValueError("num_hidden_layers shortens models on the meta device only.")
     _tell(progress, cancel, 0, f"Loading {source.name}")
     config = _prepare_config(source.config, num_hidden_layers)
-    dtype = load_weight_dtype(recipe, source, device)
-    precision = resolve_precision(recipe, device)
+    weight_dtype = load_weight_dtype(recipe, source, device)
+    precision = dataclasses.replace(resolve_precision(recipe, device), weight_dtype=weight_dtype)
     try:
         with _CONSTRUCTION:
             if place == "meta":
-                model, quantized = _on_meta(recipe, config, dtype, precision)
+                model, quantized = _on_meta(recipe, config, precision)
             else:
-                quantized, model = None, _load(recipe, source, config, dtype, precision, place, allow_random_weights)
+                quantized, model = None, _load(recipe, source, config, precision, place, allow_random_weights)
             _tell(progress, cancel, 1, "Preparing the adapter" if recipe.adapter.method == "lora" else "Preparing")
             model = quantization.prepare_for_training(recipe, model)
             if recipe.training.loss_type == "chunked_nll" and place != "meta":
@@ -116,12 +118,12 @@ def _prepare_config(config: Any, num_hidden_layers: int | None) -> Any:
     return config
 
 
-def _on_meta(recipe: Recipe, config: Any, dtype: torch.dtype, precision: Precision) -> tuple[nn.Module, Any | None]:
-    model = _skeleton(recipe, config, dtype)
+def _on_meta(recipe: Recipe, config: Any, precision: Precision) -> tuple[nn.Module, Any | None]:
+    model = _skeleton(recipe, config, precision)
     skip = quantization.skipped_modules(recipe, model) if recipe.quantization.bits else ()
-    quantized = quantization.quantization_config(recipe, precision, dtype, skip)
+    quantized = quantization.quantization_config(recipe, precision, skip)
     if quantized is not None:
-        quantization.quantize_meta_model(model, quantized, dtype)
+        quantization.quantize_meta_model(model, quantized, precision)
     return model, quantized
 
 
@@ -138,13 +140,13 @@ def attention_implementation(recipe: Recipe, config: Any) -> str:
     return wanted
 
 
-def _skeleton(recipe: Recipe, config: Any, dtype: torch.dtype) -> nn.Module:
+def _skeleton(recipe: Recipe, config: Any, precision: Precision) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(
             config,
-            dtype=dtype,
+            dtype=precision.weight_dtype,
             attn_implementation=attention_implementation(recipe, config),
             trust_remote_code=recipe.model.trust_remote_code,
         )
@@ -154,14 +156,13 @@ def _load(
     recipe: Recipe,
     source: ModelSource,
     config: Any,
-    dtype: torch.dtype,
     precision: Precision,
     place: str,
     allow_random_weights: bool,
 ) -> nn.Module:
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
+    dtype = precision.weight_dtype
     options: dict[str, Any] = {
         "attn_implementation": attention_implementation(recipe, config),
         "trust_remote_code": recipe.model.trust_remote_code,
@@ -176,25 +177,21 @@ def _load(
             return AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
     if recipe.quantization.bits:
         named = recipe.quantization.llm_int8_skip_modules
-        skip = quantization.skipped_modules(recipe, _skeleton(recipe, config, dtype)) if named else ()
-        options["quantization_config"] = quantization.quantization_config(recipe, precision, dtype, skip)
+        skip = quantization.skipped_modules(recipe, _skeleton(recipe, config, precision)) if named else ()
+        options["quantization_config"] = quantization.quantization_config(recipe, precision, skip)
     if place == "cuda" or recipe.quantization.bits:
         options["device_map"] = {"": torch.cuda.current_device() if place == "cuda" else "cpu"}
-    shows_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # Its bars would go to a cell that has long ended; ours go to the panel.
     try:
-        # Only safetensors: the older format is a pickle, which runs code when it is read.
-        return AutoModelForCausalLM.from_pretrained(
-            source.path, config=config, dtype=dtype, revision=source.revision, use_safetensors=True, **options
-        )
+        with no_progress_bars():
+            # Only safetensors: the older format is a pickle, which runs code when it is read.
+            return AutoModelForCausalLM.from_pretrained(
+                source.path, config=config, dtype=dtype, revision=source.revision, use_safetensors=True, **options
+            )
     except OSError as error:
         raise ModelError(
             f"The weights of {source.name} cannot be read ({_first_line(error)}). "
             "Give a hub id that this machine reaches, or a folder that holds them as safetensors."
         ) from error
-    finally:
-        if shows_bars:
-            logging.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,16 +15,13 @@ from ..recipe import Recipe
 from .precision import Precision
 
 
-def quantization_config(
-    recipe: Recipe, precision: Precision, weight_dtype: torch.dtype, skip_modules: Sequence[str] = ()
-) -> Any | None:
+def quantization_config(recipe: Recipe, precision: Precision, skip_modules: Sequence[str] = ()) -> Any | None:
     """Return transformers' ``BitsAndBytesConfig`` for the Recipe, or None where nothing is quantized.
 
     Args:
         recipe: The settings.
-        precision: Dtypes of the run.
-        weight_dtype: Dtype of the weights that stay unquantized; 4-bit products are computed in it where there is no
-            autocast.
+        precision: Dtypes of the run, with the ``weight_dtype`` that the weights are loaded in; 4-bit products are
+            computed in it where there is no autocast.
         skip_modules: Modules that stay unquantized, from ``skipped_modules``; empty leaves the choice to transformers.
 
     Raises:
@@ -41,7 +39,7 @@ def quantization_config(
         load_in_8bit=wanted.load_in_8bit,
         bnb_4bit_quant_type=wanted.bnb_4bit_quant_type,
         bnb_4bit_use_double_quant=wanted.bnb_4bit_use_double_quant,
-        bnb_4bit_compute_dtype=precision.autocast_dtype or weight_dtype,
+        bnb_4bit_compute_dtype=precision.autocast_dtype or precision.weight_dtype,
         llm_int8_threshold=wanted.llm_int8_threshold,
         llm_int8_skip_modules=list(skip_modules) or None,
     )
@@ -57,7 +55,7 @@ def skipped_modules(recipe: Recipe, model: nn.Module) -> list[str]:
     return sorted({*get_keys_to_not_convert(model), *recipe.quantization.llm_int8_skip_modules})
 
 
-def quantize_meta_model(model: nn.Module, config: Any, weight_dtype: torch.dtype) -> None:
+def quantize_meta_model(model: nn.Module, config: Any, precision: Precision) -> None:
     """Put the quantized Linear classes where a real load puts them, without storage.
 
     Their weights stay unpacked until ``pack_meta_weights``: PEFT's DoRA reads them while it attaches.
@@ -65,7 +63,7 @@ def quantize_meta_model(model: nn.Module, config: Any, weight_dtype: torch.dtype
     Args:
         model: A model on the ``meta`` device.
         config: A ``BitsAndBytesConfig``.
-        weight_dtype: Dtype that the packed weights unpack to.
+        precision: Dtypes of the run; the packed weights unpack to its ``weight_dtype``.
     """
     from transformers.quantizers import AutoHfQuantizer
 
@@ -74,7 +72,7 @@ def quantize_meta_model(model: nn.Module, config: Any, weight_dtype: torch.dtype
     quantizer.postprocess_model(model)
     for module in _quantized_modules(model):
         shape = (module.out_features, module.in_features)
-        stand_in = nn.Parameter(torch.empty(shape, dtype=weight_dtype, device="meta"), requires_grad=False)
+        stand_in = nn.Parameter(torch.empty(shape, dtype=precision.weight_dtype, device="meta"), requires_grad=False)
         # PEFT reads these two from the weight of a 4-bit module.
         stand_in.quant_type = config.bnb_4bit_quant_type  # type: ignore[attr-defined]
         stand_in.compress_statistics = config.bnb_4bit_use_double_quant  # type: ignore[attr-defined]
@@ -105,6 +103,24 @@ def pack_meta_weights(model: nn.Module, config: Any) -> None:
             module.weight = bitsandbytes.nn.Int8Params(packed, requires_grad=False, has_fp16_weights=False)
 
 
+def _say_once(logger_name: str) -> None:
+    """Let a logger say each thing once: bitsandbytes warns of the same cast in every layer of every step."""
+    logger = logging.getLogger(logger_name)
+    if not any(isinstance(found, _OncePerMessage) for found in logger.filters):
+        logger.addFilter(_OncePerMessage())
+
+
+class _OncePerMessage(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_new = record.getMessage() not in self._said
+        self._said.add(record.getMessage())
+        return is_new
+
+
 def _quantized_modules(model: nn.Module) -> list[Any]:
     import bitsandbytes
 
@@ -119,6 +135,8 @@ def prepare_for_training(recipe: Recipe, model: nn.Module) -> nn.Module:
     """
     if not recipe.quantization.bits:
         return model
+    if recipe.quantization.bits == 8:
+        _say_once("bitsandbytes.autograd._functions")
     if recipe.quantization.prepare_model_for_kbit_training:
         from peft import prepare_model_for_kbit_training
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..components.quiet import no_progress_bars
 from ..errors import RunError
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -30,6 +31,11 @@ def save_weights(model: Any, folder: Path) -> None:
     Raises:
         RunError: Reading the files back gives something else than was written.
     """
+    with no_progress_bars():
+        _write_weights(model, folder)
+
+
+def _write_weights(model: Any, folder: Path) -> None:
     if is_adapter(model):
         # "auto" would ask the hub whether the vocabulary was resized; it never is here.
         model.save_pretrained(folder, save_embedding_layers=False)

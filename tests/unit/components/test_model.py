@@ -203,3 +203,22 @@ def test_cache_is_off_and_mode_is_train(tmp_path):
     assert model.training
     assert model.get_base_model().config.use_cache is False
     assert build_optimizer(recipe_with({}), model).param_groups
+
+
+def test_nothing_is_written_to_the_terminal(tmp_path, capfd):
+    import logging
+
+    source = tiny_source(tmp_path)
+    capfd.readouterr()
+    for changes in ({"quantization.load_in_8bit": True}, {"training.gradient_checkpointing": True}):
+        recipe = recipe_with(changes)
+        model = build_model(recipe, source, CPU, place="cpu")
+        messages = []
+        handler = logging.Handler()
+        handler.emit = lambda record, messages=messages: messages.append(record.getMessage())
+        logging.getLogger("bitsandbytes").addHandler(handler)
+        for _ in range(2):
+            _step(recipe, model)
+        logging.getLogger("bitsandbytes").removeHandler(handler)
+        assert len(messages) == len(set(messages))  # bitsandbytes would warn once per layer and step.
+    assert "it/s" not in "".join(capfd.readouterr())
