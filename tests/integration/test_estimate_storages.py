@@ -151,10 +151,8 @@ def _events(tape: Tape, segment: str) -> list[tuple[int, str]]:
 
 def _with_sorted_deaths(rows: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Sort deaths that follow each other: which of them comes first (a hash map's order) changes no memory."""
-    result: list[tuple[int, str]] = []
-    for is_death, group in itertools.groupby(rows, key=lambda row: row[0] < 0):
-        result.extend(sorted(group) if is_death else group)
-    return result
+    runs = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row[0] < 0)]
+    return [row for run in runs for row in (sorted(run) if run[0][0] < 0 else run)]
 
 
 def _cases() -> Iterator[Any]:

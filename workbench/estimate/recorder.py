@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .tape import NO_LAYER, Tape, Work, layer_of
-from .work import describe_work
+from .work import describe_work, split_work
 
 # Kinds of operators.
 _SILENT, _SINGLE, _MANY, _ALIAS = 0, 1, 2, 3
@@ -85,8 +85,9 @@ class StorageRecorder(TorchDispatchMode):
         self._phase = 0
         self._module = 0
         self._layer = NO_LAYER
-        self._in_backward = self._by_owner = self._phase_layers = False
+        self._in_backward = self._by_owner = False
         self._stack: list[int] = []
+        self._unowned: list[int] = []
         self._switches: tuple[list[int], list[int]] = ([], [])
         self._module_ids: dict[str, int] = {"": 0}
         self._parameter_modules: dict[int, int] = {}
@@ -112,11 +113,11 @@ class StorageRecorder(TorchDispatchMode):
             names.append(phase)
         self._set_phase(names.index(phase))
         self._in_backward = phase == "backward"
-        self._phase_layers = phase in ("forward", "backward", "evaluation")
         # Outside the model's code a storage belongs to the layer of the parameter it is made from.
-        self._by_owner = not self._phase_layers
+        self._by_owner = phase not in ("forward", "backward", "evaluation")
         self._module, self._layer = 0, NO_LAYER
         self._stack.clear()
+        self._unowned.clear()
         if phase in ("forward", "evaluation"):
             self._switches = ([torch.autograd._get_sequence_nr()], [0])
 
@@ -283,34 +284,83 @@ class StorageRecorder(TorchDispatchMode):
             result = self._execute(func, args, kwargs or {}, kind)
             if kind == _SINGLE:
                 if result.device.type == self._device_type:
-                    self._bear_tensor(result, func, self._owner(args[0]) if self._by_owner and args else self._layer)
+                    if self._by_owner:
+                        self._bear_owned(result, func, args)
+                    else:
+                        self._bear_tensor(result, func, self._layer)
             elif kind != _SILENT:
                 self._bear_many(result, func, args)
             if self._with_work:
-                work = describe_work(func, args, result, self._layer, self._phase)
-                if work is not None:
-                    self.tape.work.append(work)
+                if self._by_owner:
+                    self.tape.work.extend(split_work(func, args, result, self._owner, self._phase))
+                else:
+                    work = describe_work(func, args, result, self._layer, self._phase)
+                    if work is not None:
+                        self.tape.work.append(work)
         return result
 
     def _execute(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
         return func(*args, **kwargs)
 
-    def _owner(self, source: Any) -> int:
-        """Return the layer of the storage behind ``source``, where that is a recorded tensor."""
+    def _owner(self, source: Any) -> int | None:
+        """Return the layer of the storage behind ``source``, or None where that is no recorded tensor."""
         if isinstance(source, torch.Tensor):
             birth = self._live.get(source.untyped_storage()._cdata)
             if birth is not None:
                 return self.tape.layers[birth.token]
-        return self._layer
+        return None
+
+    def _layer_of(self, source: Any) -> int:
+        layer = self._owner(source)
+        return NO_LAYER if layer is None else layer
+
+    def _bear_owned(self, tensor: torch.Tensor, func: Any, args: Any) -> None:
+        """Record a storage for the layer of what it is made from.
+
+        One that is made from nothing (the step count of AdamW) belongs to the parameter whose state is being made: the
+        next one that is named.
+        """
+        if args and isinstance(args[0], (list, tuple)) and args[0] and isinstance(args[0][0], torch.Tensor):
+            self._layer = NO_LAYER
+            self._bear_gathered(tensor, func, args[0])
+            return
+        layer = self._owner(args[0]) if args else None
+        first = len(self.tape.events)
+        self._bear_tensor(tensor, func, NO_LAYER if layer is None else layer)
+        if layer is None:
+            self._unowned.extend(range(first, len(self.tape.events)))
+            return
+        # A loop over parameters drops what the last one left while it works on the next.
+        self._layer = layer
+        for index in self._unowned:
+            self.tape.event_layers[index] = self.tape.layers[self.tape.events[index]] = layer
+        self._unowned.clear()
+
+    def _bear_gathered(self, tensor: torch.Tensor, func: Any, sources: Any) -> None:
+        """Record a storage made from tensors of many layers (the stacked norms); it grows with the layers."""
+        first = len(self.tape.sizes)
+        self._bear_tensor(tensor, func, NO_LAYER)
+        items = [item for item in sources if isinstance(item, torch.Tensor)]
+        total = sum(item.numel() for item in items)
+        if len(self.tape.sizes) == first or not total:
+            return
+        shares: dict[int, int] = {}
+        for item in items:
+            layer = self._layer_of(item)
+            if layer != NO_LAYER:
+                shares[layer] = shares.get(layer, 0) + self.tape.sizes[first] * item.numel() // total
+        self.tape.growth[first] = shares
 
     def _bear_many(self, result: Any, func: Any, args: Any) -> None:
         items = result if isinstance(result, (tuple, list)) else (result,)
         sources = args[0] if args and isinstance(args[0], (tuple, list)) else ()
         is_paired = self._by_owner and len(sources) == len(items)
+        if self._by_owner:
+            self._layer = NO_LAYER
         for index, item in enumerate(items):
             if isinstance(item, torch.Tensor):
                 if item.device.type == self._device_type:
-                    layer = self._owner(sources[index]) if is_paired else self._layer
+                    layer = self._layer_of(sources[index]) if is_paired else self._layer
                     self._bear_tensor(item, func, layer)
             elif isinstance(item, (tuple, list)):
                 self._bear_many(item, func, ())
@@ -365,7 +415,7 @@ class StorageRecorder(TorchDispatchMode):
 
     def _die(self, token: int) -> None:
         self.tape.events.append(~token)
-        self.tape.event_layers.append(self._layer if self._phase_layers else NO_LAYER)
+        self.tape.event_layers.append(self._layer)
         if self.on_death is not None:
             self.on_death(token)
 

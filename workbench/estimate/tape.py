@@ -26,6 +26,7 @@ class Tape:
         layers: Layer of each token's birth.
         phases: Index into ``phase_names`` of each token's birth.
         categories: Category of each token, decided when the trace ends (see ``categories.py``).
+        growth: ``{token: {layer: bytes}}`` of storages that hold something of every layer.
         marks: ``(event index, segment name)``: where each segment begins.
         phase_marks: ``(event index, phase)``: where each stretch of one phase begins.
         work: Operators for the time estimate, see ``Work``.
@@ -44,6 +45,7 @@ class Tape:
     layers: list[int] = field(default_factory=list)
     phases: list[int] = field(default_factory=list)
     categories: dict[int, str] = field(default_factory=dict)
+    growth: dict[int, dict[int, int]] = field(default_factory=dict)
     marks: list[tuple[int, str]] = field(default_factory=list)
     phase_marks: list[tuple[int, int]] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)

@@ -117,6 +117,9 @@ class _Unroller:
         template_tokens = rows[1]
         sources = np.concatenate([np.arange(count)] + [template_tokens] * self.copies)
         sizes = np.array(tape.sizes, dtype=np.int64)[sources]
+        for token, shares in tape.growth.items():
+            inside = [share for layer, share in shares.items() if layer // self.period == self.template]
+            sizes[token] += self.copies * sum(inside)
         categories = np.array(categorize(tape), dtype=np.int8)[sources]
         layers = np.array([work.layer for work in tape.work], dtype=np.int64)
         weights = np.where((layers >= 0) & (layers // self.period == self.template), 1 + self.copies, 1)
@@ -167,7 +170,9 @@ class _Unroller:
             signs = self.is_birth[begin:end]
             phase = self.phases[begin:end]
             if labels[begin] == self.template:
-                group = self._template_run(stretch, rows, ordinal, descending=bool(backward[phase[0]]))
+                before = labels[begin - 1] if begin else NO_LAYER
+                descending = backward[phase[0]] or before == self.last
+                group = self._template_run(stretch, rows, ordinal, descending=bool(descending))
             elif labels[begin] == self.last:
                 mapped = stretch.copy()
                 inside = self.block_of[stretch] == self.template

@@ -98,7 +98,10 @@ def split_work(func: Any, args: Any, result: Any, owner: Callable[[Any], int | N
     if kind == _VIEW:
         return []
     moved: dict[int, int] = {}
-    _add_bytes((args, result), owner, moved)
+    _add_bytes(args, owner, moved)
+    if not moved:  # Made from nothing on the device, such as a step count of 0.
+        return []
+    _add_bytes((result,), owner, moved)
     return [Work(name, (), "", 0, num_bytes, layer, phase) for layer, num_bytes in moved.items()]
 
 
