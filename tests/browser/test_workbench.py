@@ -28,19 +28,25 @@ def panel_cell(changes: dict[str, Any], tail: str = "panel", arguments: str = ""
     return f"{SETUP}panel = Workbench(Recipe().with_changes({changes!r}){arguments})\n{tail}"
 
 
-def figures(page: Any) -> str:
-    return page.locator(".wb-verdict-figures").inner_text()
+def shown_recipe(page: Any) -> str | None:
+    """Return the digest of the settings that the estimate on screen is for; None while it is being computed."""
+    if page.locator(".wb-card-estimate.wb-busy").count() or not page.locator(".wb-estimate[data-recipe]").count():
+        return None
+    return page.locator(".wb-estimate[data-recipe]").get_attribute("data-recipe")
 
 
-def wait_for_estimate(page: Any, before: str | None = None, timeout_s: float = 60) -> str:
-    def ready() -> str:
-        busy = page.locator(".wb-card-estimate.wb-busy").count()
-        if busy or not page.locator(".wb-verdict-figures").count():
-            return ""
-        text = figures(page)
-        return text if text != before else ""
+def wait_for_estimate(page: Any, before: str | None = None, timeout_s: float = 90) -> str:
+    """Return the digest on screen once it is another than ``before``."""
+    return wait_for(
+        lambda: (found := shown_recipe(page)) and found != before and found,
+        timeout_s,
+        "an estimate of the new settings",
+    )
 
-    return wait_for(ready, timeout_s, f"an estimate other than {before!r}")
+
+def activations(page: Any) -> str:
+    """Return the bytes of activations on screen, which model, data and checkpointing all change."""
+    return page.locator(".wb-legend li", has_text="activations").locator("b").inner_text()
 
 
 def state(page: Any) -> str:
@@ -93,27 +99,32 @@ def test_main_job(notebook: Callable[..., Notebook], lab: Lab, page: Any, shoot:
 
     # Pick: each change moves the estimate.
     first = wait_for_estimate(page)
+    numbers = [activations(page)]
     shoot(page, "1-estimate")
     choose(page, "model.name_or_path", "tiny-llama")
     second = wait_for_estimate(page, first)
+    numbers.append(activations(page))
     set_text(page, "data.name_or_path", "rows.jsonl")
+    third = wait_for_estimate(page, second)
     press(page, "▸ Preview rows and lengths")
     page.locator(".wb-learned", has_text="a short answer").first.wait_for()
     page.locator(".wb-data-facts").wait_for(timeout=60_000)
+    wait_for(lambda: shown_recipe(page) and activations(page) not in numbers, 60, "an estimate from the real lengths")
+    numbers.append(activations(page))
     shoot(page, "2-preview")
     press(page, "▾ Preview rows and lengths")
-    third = wait_for_estimate(page)
     page.get_by_label("Gradient checkpointing", exact=True).check()
     fourth = wait_for_estimate(page, third)
-    assert len({first, second, fourth}) == 3
+    numbers.append(activations(page))
+    assert len(set(numbers)) == 4, numbers
     assert page.locator(".wb-verdict-word").inner_text().split()[-1] in ("fits", "tight")
     press(page, "↶ Undo")
     assert wait_for_estimate(page, fourth) == third
+    assert activations(page) == numbers[2]
 
     # Train, on enough steps that the rest of the story fits in.
     set_text(page, "training.max_steps", "5000")
     set_text(page, "data.max_length", "64")
-    wait_for_estimate(page)
     press(page, "Start training")
     wait_for_state(page, "running")
     wait_for(lambda: step(page) >= 20, 60, "20 steps")
