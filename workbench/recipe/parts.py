@@ -40,7 +40,8 @@ class ModelPart(Part):
     revision: str | None = _shown(None, "Revision", show="hidden")
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _shown("auto", "Weight dtype", toggle=True)
-    """Dtype the weights are loaded in; ``auto`` keeps the checkpoint's own."""
+    """Dtype the weights are loaded in; ``auto`` keeps the checkpoint's own where weights are frozen and the device
+    computes it natively, and takes float32 where they all train (16 bits would round small updates away)."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = _shown(
         "sdpa", "Attention", toggle=True
     )
