@@ -17,7 +17,9 @@ Printed by `python -m benchmarks.accuracy --planners --markdown docs/accuracy.md
 
 Published measurements, each mapped to a Recipe, its batch, its device and what its training script keeps alive. No
 constant of the estimator was fitted to these rows, with one exception that the table cannot grade: what a T4 takes
-outside the allocator (141 MiB, `context`, a part of `process`) was read in the same T4 files. Errors are estimated / measured - 1, and counters are never pooled.
+outside the allocator (141 MiB, `context`, a part of `process`) was read in the same T4 files.
+
+Errors are estimated / measured - 1, and counters are never pooled.
 What runs today is transformers' code of today: rows of older stacks, of other people's model code (LitGPT, Qwen) and of
 fused kernels (fms-acceleration's foak and liger) are extrapolations, with the differences named in `--json`.
 """
