@@ -96,8 +96,8 @@ def render_length_histogram(lengths: Sequence[int], max_length: int, size: tuple
 def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> dict[str, Any]:
     """Return a plotly picture of memory by category over the traced life, with the phases marked.
 
-    The colours are those of the bar, whose legend names them; hovering names them too. At most 2,000 instants are drawn;
-    the highest one of each stretch is kept, so that no peak is lost.
+    The colours are those of the bar, whose legend names them; hovering names them too. At most 2,000 instants are
+    drawn; the highest one of each stretch is kept, so that no peak is lost.
     """
     names = [name for name in MEMORY_CATEGORIES if name in timeline.bytes_by_category]
     columns = [timeline.bytes_by_category[name] for name in names]
