@@ -12,7 +12,8 @@ from torch import nn
 
 import workbench
 from workbench import clinic
-from workbench.pipeline.watching import Watch, rises
+from workbench.pipeline.signals import rises
+from workbench.pipeline.watching import Watch
 
 
 class Tiny(nn.Module):

@@ -22,11 +22,10 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,10 +37,11 @@ from ..events import Event, Observer
 from ..observe.holders import Root, roots_of_frame, roots_of_process
 from ..observe.memory_look import MemoryLook, MemoryProbe
 from ..observe.process_memory import InUseReader
-from ..observe.storages import StorageTracker, is_user_file, user_line
+from ..observe.storages import StorageTracker
 from ..units import format_bytes, parse_bytes
 from . import accumulation, nonfinite_alarm, oom_alarm
-from .loop_hooks import LoopHooks, MicroBatch, StepFacts
+from .loop_hooks import LoopHooks, StepFacts
+from .signals import as_float, called_by_user, fingerprints, rises, user_frame
 
 LOOK_STEPS = 12  # Cohorts of nine steps that must survive three more.
 FIRST_SUSPICION = 8  # Steps whose counter must be seen before it can rouse suspicion.
@@ -210,9 +210,9 @@ class Watch:
         """Read the cheap channels after a step and act on what they show."""
         started = time.perf_counter()
         facts = self.last_facts = self.hooks.take()
-        value = _as_float(loss)
+        value = as_float(loss)
         if value is None and facts.micro_batches and facts.micro_batches[-1].loss is not None:
-            value = _as_float(facts.micro_batches[-1].loss)
+            value = as_float(facts.micro_batches[-1].loss)
         self.num_steps += 1
         self._record(value, facts, batch, started)
         self._deep_s = 0.0
@@ -326,7 +326,7 @@ class Watch:
         self._alarmed += 1
         if self._alarmed > 3:
             return  # The first alarms explain; a run that stays bad is not run again at each step.
-        for finding in nonfinite_alarm.explain_alarm(self, loss, batch, facts, _user_frame(frame)):
+        for finding in nonfinite_alarm.explain_alarm(self, loss, batch, facts, user_frame(frame)):
             self.add(finding)
 
     def _memory(self, facts: StepFacts, frame: FrameType | None) -> None:
@@ -447,7 +447,7 @@ class Watch:
                 return
             if phase == "start":
                 begun[0] = time.perf_counter()
-            elif _called_by_user():
+            elif called_by_user():
                 speed.gc_s += time.perf_counter() - begun[0]
                 speed.num_gc += 1
 
@@ -469,62 +469,3 @@ class Watch:
         }
         for observer in self.observers:
             observer.on_event(Event("step", {name: value for name, value in data.items() if value is not None}))
-
-
-def rises(levels: Iterable[float], at_steps: Iterable[float], tokens: Iterable[float]) -> bool:
-    """Whether a counter gives reason to look deeply: it rises with the steps beyond what the tokens explain.
-
-    Loose on purpose: a look that finds nothing costs a dozen slower steps, while a missed one costs the run.
-    """
-    y, steps, slots = (np.asarray(list(values), float) for values in (levels, at_steps, tokens))
-    if len(y) < 6:
-        return False
-    columns = [np.ones_like(steps), steps]
-    if slots.std() > 0:
-        columns.append(slots)
-    design = np.stack(columns, 1)
-    solution, *_ = np.linalg.lstsq(design, y, rcond=None)
-    residual = y - design @ solution
-    spread = float(np.sqrt((residual**2).sum() / max(1, len(y) - len(columns))))
-    inverse = np.linalg.pinv(design.T @ design)
-    error = spread * float(np.sqrt(max(inverse[1, 1], 0.0)))
-    slope = float(solution[1])
-    return slope > 100 and (error == 0 or slope > 2 * error)
-
-
-def fingerprints(micro: MicroBatch) -> list[int]:
-    """Return one number per row of token ids on the CPU; a row's bytes hash in about a microsecond."""
-    ids = micro.kwargs.get("input_ids", micro.args[0] if micro.args else None)
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.device.type != "cpu" or ids.is_floating_point():
-        return []
-    data = ids.numpy().tobytes()
-    width = len(data) // max(1, ids.shape[0])
-    return [hash(data[start : start + width]) for start in range(0, len(data), max(1, width))]
-
-
-def _as_float(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        if value.numel() == 1:
-            return float(value.detach().item())
-        return float(value.detach().mean()) if value.numel() else None
-    return float(value)
-
-
-def _user_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def _called_by_user() -> bool:
-    """Whether the code that runs now is a user's own line that names the collector."""
-    import linecache
-
-    place = user_line(2)
-    if not place:
-        return False
-    filename, _, line = place.rpartition(":")
-    text = linecache.getline(filename, int(line))
-    return "collect" in text

@@ -98,7 +98,12 @@ def packed_samples_are_apart(subject: Subject) -> Finding | None:
     model = subject.model
     if model is None or not subject.packing or not _can_run(subject):
         return None
-    batch = {name: value for name, value in subject.collated.items() if name != "labels"}
+    # The first row alone: each row has borders of its own.
+    batch = {
+        name: value[:1] if isinstance(value, Tensor) and value.ndim else value
+        for name, value in subject.collated.items()
+        if name not in ("labels", "length")
+    }
     border = _border(batch, getattr(subject.tokenizer, "eos_token_id", None))
     if border is None:
         return None

@@ -193,6 +193,13 @@ def used_rows_are_sound(subject: Subject) -> Finding | None:
     mask = subject.collated.get("attention_mask")
     used = ids[mask.bool()] if isinstance(mask, Tensor) and mask.shape == ids.shape else ids.flatten()
     used = torch.unique(used[(used >= 0) & (used < weight.shape[0])])
+    # The padding token's row is zero by design, and its outputs are never looked at.
+    owners = (subject.tokenizer, getattr(subject.model, "config", None))
+    for pad in (getattr(owner, "pad_token_id", None) for owner in owners):
+        if isinstance(pad, int):
+            used = used[used != pad]
+    if not len(used):
+        return None
     rows = weight.detach()[used].float()
     bad = (~torch.isfinite(rows).all(1)) | (rows.abs().sum(1) == 0)
     if not bool(bad.any()):
