@@ -96,8 +96,8 @@ class Session:
         self.result_dir: Path | None = None
         self._device = device
         self._state = "idle"
-        self._state_lock = threading.RLock()
         self._publisher = Publisher([_Position(self), *observers], meters)
+        self._state_lock = self._publisher.lock
         self._control = Control(self._stood_still)
         self._cancel = Cancel()
         self._saves_on_stop = True

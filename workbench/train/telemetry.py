@@ -91,8 +91,9 @@ class Publisher:
     """Hands events to observers and collects meters. One that fails is dropped: watching must never end a run."""
 
     def __init__(self, observers: Sequence[Observer] = (), meters: Sequence[Meter] = ()) -> None:
-        # Buttons publish changes of state from threads of their own.
-        self._lock = threading.RLock()
+        # Buttons publish changes of state from threads of their own. The session guards its state with the same lock:
+        # with two, an observer that presses a button and a button that publishes would wait for each other.
+        self.lock = threading.RLock()
         self._observers = list(observers)
         self._meters = list(meters)
 
@@ -106,7 +107,7 @@ class Publisher:
 
     def publish(self, event: Event) -> None:
         """Hand an event to every observer; events of several threads come one after the other."""
-        with self._lock:
+        with self.lock:
             for observer in tuple(self._observers):
                 try:
                     observer.on_event(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -358,3 +359,26 @@ def _until(condition, timeout_s=30.0):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_an_observer_may_press_buttons_while_others_press_them(tiny):
+    class Presser:
+        def __init__(self):
+            self.session = None
+
+        def on_event(self, event):
+            if event.kind == "step":
+                time.sleep(0.01)
+                self.session.pause()
+                self.session.resume()
+
+    presser = Presser()
+    session = tiny(small_recipe(), observers=[presser])
+    presser.session = session
+    session.start()
+    while session.state in ("preparing", "running", "pausing", "paused"):
+        with contextlib.suppress(RunError):
+            session.pause()
+            session.resume()
+        time.sleep(0.002)
+    assert session.wait(30).state == "done"
