@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from . import quantized
+from .modules import ModuleMap, kept_map
 from .recorder import _MANY, _SILENT, _SINGLE, StorageRecorder
+from .work import Facts, describe_work
 
 # Answers kept: (shape, strides, dtype) of each result. About 300 bytes each.
 MAX_REMEMBERED = 100_000
@@ -37,6 +39,7 @@ _RESHAPING = frozenset(
 )
 
 _SKIPPED: dict[Any, bool] = {}
+_UNKNOWN = object()
 _READ_VALUE = torch.ops.aten._local_scalar_dense.default
 _FIND_TRUE = torch.ops.aten.nonzero.default
 _SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
@@ -64,10 +67,21 @@ class MetaRecorder(StorageRecorder):
     ) -> None:
         super().__init__(model, "meta", with_work=with_work)
         self._num_true = num_true
+        self._facts: Any = _UNKNOWN
         self._answer = answer
         self._capability = capability
 
+    def _map_of(self, model: nn.Module) -> ModuleMap:
+        return kept_map(model)
+
+    def close(self) -> None:
+        """Stop watching; the model keeps its hooks for the next trace."""
+        if self.map is not None:
+            self.map.watcher = None
+        self._live.clear()
+
     def _execute(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
+        self._facts = _UNKNOWN
         if kind == _SILENT:
             return self._run_silent(func, args, kwargs)
         if kind not in (_SINGLE, _MANY):
@@ -80,24 +94,31 @@ class MetaRecorder(StorageRecorder):
         except TypeError:  # An argument that cannot be a key.
             return func(*args, **kwargs)
         if found is not None:
-            result = _make(found)
-            if func is _SOFTMAX_BACKWARD:
-                self._add_softmax_product(func, args, result)
-            return result
+            described, self._facts = found
+            result = _make(described)
+        else:
+            result = self._run_new(func, args, kwargs, key)
+        if func is _SOFTMAX_BACKWARD:
+            self._add_softmax_product(func, args, result)
+        return result
+
+    def _run_new(self, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         if func is _READ_VALUE and args[0].is_meta:
             return self._value_of(args[0])
         if func is _FIND_TRUE and args[0].is_meta:
             count = args[0].numel() if self._num_true is None else min(args[0].numel(), self._num_true)
             return torch.empty((count, args[0].ndim), dtype=torch.int64, device="meta")
         result = func(*args, **kwargs)
-        if func is _SOFTMAX_BACKWARD:
-            self._add_softmax_product(func, args, result)
         described = _describe(result)
         if described is not None:
             if len(_REMEMBERED) > MAX_REMEMBERED:
                 _REMEMBERED.clear()
-            _REMEMBERED[key] = described
+            self._facts = describe_work(func, args, result)
+            _REMEMBERED[key] = (described, self._facts)
         return result
+
+    def _describe(self, func: Any, args: Any, result: Any) -> Facts | None:
+        return describe_work(func, args, result) if self._facts is _UNKNOWN else self._facts
 
     def _add_softmax_product(self, func: Any, args: Any, result: torch.Tensor) -> None:
         """On CUDA, softmax's backward multiplies gradient and output into a temporary beside its result.

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .tape import NO_LAYER, Tape, Work, layer_of
-from .work import describe_work, split_work
+from .modules import ModuleMap
+from .tape import NO_LAYER, Tape, Work
+from .work import Facts, describe_work, split_work
 
 # Kinds of operators.
 _SILENT, _SINGLE, _MANY, _ALIAS = 0, 1, 2, 3
@@ -89,14 +90,22 @@ class StorageRecorder(TorchDispatchMode):
         self._stack: list[int] = []
         self._unowned: list[int] = []
         self._switches: tuple[list[int], list[int]] = ([], [])
-        self._module_ids: dict[str, int] = {"": 0}
-        self._parameter_modules: dict[int, int] = {}
-        self._hooks: list[Any] = []
-        self._layer_lists: frozenset[str] = frozenset()
+        self._in_accumulation = False
+        self.copied_gradients: set[int] = set()
         self.on_birth: Callable[[int], None] | None = None
         self.on_death: Callable[[int], None] | None = None
-        if model is not None:
-            self._watch(model)
+        self.map = None if model is None else self._map_of(model)
+        if self.map is not None:
+            self.tape.module_names, self.tape.module_layers = self.map.names, self.map.layers
+            self.map.watch(self)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping ``__torch_dispatch__`` in a guard against its compiler, 10 µs an operator."""
+        return False
+
+    def _map_of(self, model: nn.Module) -> ModuleMap:
+        return ModuleMap(model)
 
     # -- where we are ------------------------------------------------------------------------------------------
 
@@ -149,41 +158,16 @@ class StorageRecorder(TorchDispatchMode):
         """Index into ``tape.module_names`` of the module whose forward runs."""
         return self._module
 
-    def _watch(self, model: nn.Module) -> None:
-        paths = dict(model.named_modules())
-        self._layer_lists = frozenset(
-            name for name, module in paths.items() if isinstance(module, nn.ModuleList) and _is_layer_list(module)
-        )
-        for name, module in paths.items():
-            if not name:
-                continue
-            index = self._add_module(name)
-            for parameter in module.parameters(recurse=False):
-                self._parameter_modules[id(parameter)] = index
-            self._hooks.append(module.register_forward_pre_hook(self._make_enter(index)))
-            self._hooks.append(module.register_forward_hook(self._make_leave(index)))
+    def enter_module(self, index: int) -> None:
+        """A module's forward begins."""
+        self._stack.append(self._module)
+        self._enter(index)
 
-    def _add_module(self, name: str) -> int:
-        index = len(self.tape.module_names)
-        self.tape.module_names.append(name)
-        self.tape.module_layers.append(layer_of(name, self._layer_lists))
-        self._module_ids[name] = index
-        return index
-
-    def _make_enter(self, index: int) -> Callable[..., None]:
-        def enter(*_: Any) -> None:
-            self._stack.append(self._module)
-            self._enter(index)
-
-        return enter
-
-    def _make_leave(self, index: int) -> Callable[..., None]:
-        def leave(*_: Any) -> None:
-            if self._stack:
-                self._module = self._stack.pop()
-                self._mark_switch()
-
-        return leave
+    def leave_module(self) -> None:
+        """It ends."""
+        if self._stack:
+            self._module = self._stack.pop()
+            self._mark_switch()
 
     def _enter(self, index: int) -> None:
         self._module = index
@@ -202,10 +186,11 @@ class StorageRecorder(TorchDispatchMode):
         if node is None:
             return
         number = node._sequence_nr()
-        if number >= _NO_SEQUENCE:
+        self._in_accumulation = number >= _NO_SEQUENCE
+        if self._in_accumulation:
             variable = getattr(node, "variable", None)
-            if variable is not None:
-                self._module = self._parameter_modules.get(id(variable), self._module)
+            if variable is not None and self.map is not None:
+                self._module = self.map.parameter_modules.get(id(variable), self._module)
             return
         numbers, modules = self._switches
         index = bisect.bisect_right(numbers, number) - 1
@@ -215,6 +200,9 @@ class StorageRecorder(TorchDispatchMode):
 
     # -- what happens ------------------------------------------------------------------------------------------
 
+    def _module_of(self, path: str) -> int:
+        return 0 if self.map is None else self.map.index_of.get(path, 0)
+
     def add_tensor(self, tensor: torch.Tensor, operator: str, module: str = "") -> None:
         """Record a tensor that no operator made under this mode: a parameter, a buffer, an input."""
         with torch._C.DisableTorchFunction():
@@ -222,7 +210,7 @@ class StorageRecorder(TorchDispatchMode):
             if storage._cdata in self._live or not storage.nbytes():
                 return
             before = self._module
-            self._module = self._module_ids.get(module, 0)
+            self._module = self._module_of(module)
             self._bear(storage, self._operator_id(operator), storage.nbytes(), self.tape.module_layers[self._module])
             self._module = before
 
@@ -235,7 +223,7 @@ class StorageRecorder(TorchDispatchMode):
 
     def add_bytes(self, num_bytes: int, operator: str, module: str = "") -> int:
         """Record memory that no tensor of the trace stands for; returns a token for ``end_bytes``."""
-        index = self._module_ids.get(module, 0)
+        index = self._module_of(module)
         before, self._module = self._module, index
         token = self._note(num_bytes, self._operator_id(operator), self.tape.module_layers[index])
         self._module = before
@@ -268,9 +256,8 @@ class StorageRecorder(TorchDispatchMode):
 
     def close(self) -> None:
         """Take the hooks off the model and stop watching storages."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        if self.map is not None:
+            self.map.remove_hooks()
         self._live.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -294,10 +281,13 @@ class StorageRecorder(TorchDispatchMode):
                 if self._by_owner:
                     self.tape.work.extend(split_work(func, args, result, self._owner, self._phase))
                 else:
-                    work = describe_work(func, args, result, self._layer, self._phase)
-                    if work is not None:
-                        self.tape.work.append(work)
+                    facts = self._describe(func, args, result)
+                    if facts is not None:
+                        self.tape.work.append(Work(*facts, self._layer, self._phase))
         return result
+
+    def _describe(self, func: Any, args: Any, result: Any) -> Facts | None:
+        return describe_work(func, args, result)
 
     def _execute(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
         return func(*args, **kwargs)
@@ -380,6 +370,8 @@ class StorageRecorder(TorchDispatchMode):
 
     def _bear(self, storage: torch.UntypedStorage, operator: int, num_bytes: int, layer: int) -> int:
         token = self._note(num_bytes, operator, layer)
+        if self._in_accumulation and self._in_backward:
+            self.copied_gradients.add(token)
         birth = _Birth(storage, self._on_death)
         birth.token, birth.key = token, storage._cdata
         self._live[birth.key] = birth
@@ -418,8 +410,3 @@ class StorageRecorder(TorchDispatchMode):
         self.tape.event_layers.append(self._layer)
         if self.on_death is not None:
             self.on_death(token)
-
-
-def _is_layer_list(modules: nn.ModuleList) -> bool:
-    """Whether a list holds repeated layers: at least one of its members has parameters below its own children."""
-    return len(modules) > 0 and any(True for child in modules[0].children())

@@ -25,7 +25,9 @@ from ..components.step import micro_step
 from ..events import Cancel
 from ..hardware import Device
 from ..recipe import Recipe
+from .derive import derive_later
 from .fake import MetaRecorder
+from .modules import kept_map
 from .optimizers import clip_gradients, new_optimizer, step_optimizer
 from .quantized import quant_parts
 from .script import OUR_TRAINER, Script
@@ -267,8 +269,11 @@ class _Driver:
         recorder.begin_segment("load", "load")
         casts: list[tuple[str, nn.Parameter, int]] = []
         adapters: list[tuple[str, nn.Parameter]] = []
-        for name, module in self._model.named_modules():
-            for parameter in module.parameters(recurse=False):
+        known = kept_map(self._model)
+        for name, module in zip(known.names, known.modules, strict=True):
+            for parameter in module._parameters.values():
+                if parameter is None:
+                    continue
                 if is_adapter(name):
                     adapters.append((name, parameter))
                 elif not parameter.dtype.is_floating_point:
@@ -284,8 +289,8 @@ class _Driver:
                         casts.append((name, parameter, token))
                 else:
                     recorder.add_tensor(parameter, "parameter", name)
-            for buffer in module.buffers(recurse=False):
-                if buffer.is_meta:
+            for buffer in module._buffers.values():
+                if buffer is not None and buffer.is_meta:
                     recorder.add_tensor(buffer, "buffer", name)
         recorder.begin_segment("prepare", "load")
         for name, parameter, token in casts:
@@ -308,10 +313,11 @@ class _Driver:
     def run(self, on_cuda: bool) -> None:
         """Run every segment once."""
         recorder, recipe, model = self._recorder, self._recipe, self._model
-        self._micro_batch("first")
-        if recipe.training.gradient_accumulation_steps > 1:
-            self._micro_batch("later")
         tape = recorder.tape
+        with self._watched_gradients() as accumulated:
+            self._micro_batch("first")
+        if recipe.training.gradient_accumulation_steps > 1:
+            derive_later(tape, accumulated, frozenset(recorder.copied_gradients))
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
         for parameter in parameters:
             token = recorder.token_of(parameter.grad)  # type: ignore[arg-type]  # filtered above
@@ -334,6 +340,27 @@ class _Driver:
         self._evaluate()
         recorder.begin_segment("end", "end")
         del optimizer
+
+    @contextlib.contextmanager
+    def _watched_gradients(self) -> Iterator[dict[int, int]]:
+        """Note when each gradient is kept: ``{its token: number of events}``."""
+        recorder, accumulated = self._recorder, {}
+
+        def note(parameter: Tensor) -> None:
+            token = None if parameter.grad is None else recorder.token_of(parameter.grad)
+            if token is not None:
+                accumulated[token] = len(recorder.tape.events)
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(note)
+            for parameter in self._model.parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            yield accumulated
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _micro_batch(self, name: str) -> None:
         self._check()

@@ -12,6 +12,9 @@ from .tape import Work
 # Operators that only look at their argument in another way.
 _VIEW, _PLAIN, _MATMUL, _LOOKUP = 0, 1, 2, 3
 
+# ``(operator, shape, dtype, flops, bytes)``, as in Work.
+Facts = tuple[str, tuple[int, ...], str, int, int]
+
 _CLASSES: dict[Any, tuple[int, str]] = {}
 
 _MATMULS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::_grouped_mm": 0}
@@ -41,15 +44,13 @@ def _classify(func: Any) -> tuple[int, str]:
     return (_VIEW if is_view else _PLAIN), short
 
 
-def describe_work(func: Any, args: Any, result: Any, layer: int, phase: int) -> Work | None:
-    """Return what an operator does, or None where it moves nothing.
+def describe_work(func: Any, args: Any, result: Any) -> Facts | None:
+    """Return the first five fields of a Work: what an operator does; None where it moves nothing.
 
     Args:
         func: The operator.
         args: Its positional arguments.
         result: What it returned.
-        layer: Layer it belongs to.
-        phase: Index of the phase.
 
     Source:
         Matrix products count ``2 * rows * inner * columns`` as torch.utils.flop_counter does.
@@ -61,7 +62,8 @@ def describe_work(func: Any, args: Any, result: Any, layer: int, phase: int) -> 
     if kind == _VIEW:
         return None
     num_bytes = _bytes_of(result)
-    dtype, shape, flops = "", (), 0
+    dtype, flops = "", 0
+    shape: tuple[int, ...] = ()
     if kind == _MATMUL:
         left, right = args[_MATMULS[func._schema.name] :][:2]
         rows = left.numel() // left.shape[-1]
@@ -76,7 +78,7 @@ def describe_work(func: Any, args: Any, result: Any, layer: int, phase: int) -> 
         if func._schema.name == _PACKED_PRODUCT:
             rows, (columns, inner) = args[0].numel() // args[0].shape[-1], args[2]
             flops = 2 * rows * inner * columns
-    return Work(name, shape, dtype, flops, num_bytes, layer, phase)
+    return name, shape, dtype, flops, num_bytes
 
 
 def split_work(func: Any, args: Any, result: Any, owner: Callable[[Any], int | None], phase: int) -> list[Work]:
