@@ -3,7 +3,7 @@
 A check box on the panel is clicked; the clock stops in the first frame that shows the estimate of the new settings.
 Aim: p95 at most 300 ms for smollm2-135m; an 8B config is reported beside it.
 
-    python benchmarks/panel_latency.py [--clicks 30] [--models smollm2-135m-instruct Qwen/Qwen3-8B] [--json]
+    python benchmarks/panel_latency.py [--clicks 30] [--models smollm2-135m-instruct Qwen/Qwen3-8B] [--settle] [--json]
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ LIMIT_S = 0.3
 # The estimate carries the digest of its Recipe, so that an old number cannot be taken for the new one.
 READY = """() => !!document.querySelector('.wb-estimate[data-recipe]')
   && !document.querySelector('.wb-card-estimate.wb-busy')"""
+# The effects of all toggles are computed in the background; then each single toggle has been traced once.
+SETTLED = """() => document.querySelectorAll('.wb-effect .wb-chip').length > 0
+  && !document.querySelector('.wb-effect.wb-stale')"""
 CLICK = """
 async (label) => {
   const panel = document.querySelector('.wb-panel');
@@ -45,7 +48,7 @@ async (label) => {
 """
 
 
-def measure_model(page: Any, lab: Lab, model: str, clicks: int) -> dict[str, Any]:
+def measure_model(page: Any, lab: Lab, model: str, clicks: int, settle: bool) -> dict[str, Any]:
     """Return latencies in seconds: the first time a combination is seen, and later ones."""
     cell = (
         "from workbench import Recipe, Workbench\n"
@@ -71,6 +74,8 @@ def measure_model(page: Any, lab: Lab, model: str, clicks: int) -> dict[str, Any
             raise RuntimeError(f"No new estimate of {model} within 120 s after {TOGGLES[index]}.")
         (later if tuple(current) in seen else first).append(seconds)
         seen.add(tuple(current))
+        if settle:
+            wait_for(lambda: page.evaluate(SETTLED), 600, "the effects of the toggles")
         page.wait_for_timeout(300)
     lab.shut_kernels_down()
     return {"model": model, "first": summarise(first), "again": summarise(later), "all": summarise(first + later)}
@@ -90,6 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clicks", type=int, default=30)
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "Qwen/Qwen3-8B"])
+    parser.add_argument("--settle", action="store_true", help="wait before each click until the effects are shown")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     from playwright.sync_api import sync_playwright
@@ -102,7 +108,7 @@ def main() -> int:
             browser = playwright.chromium.launch(executable_path=chromium_path(), args=CHROMIUM_FLAGS)
             for model in arguments.models:
                 context = browser.new_context(viewport={"width": 1360, "height": 1500})
-                results.append(measure_model(context.new_page(), lab, model, arguments.clicks))
+                results.append(measure_model(context.new_page(), lab, model, arguments.clicks, arguments.settle))
                 context.close()
             browser.close()
     finally:
