@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Matrix products by size class: (rows, inner, columns). A LoRA matrix is "narrow": one side is the rank, so that the
 # product reads much and computes little.
 GEMM_SHAPES = {"large": (1024, 2048, 2048), "medium": (512, 576, 1536), "narrow": (1024, 1024, 16)}
+SLOW_SHAPES = {"large": (128, 576, 512), "medium": (128, 576, 512), "narrow": (256, 1024, 16)}
 # A bandwidth probe has to be far larger than the last-level cache (tens of MiB).
 CPU_PROBE_BYTES = 2**27
 GPU_PROBE_BYTES = GIB
@@ -79,7 +80,9 @@ def _measure(name: str, kind: str, progress: ProgressCallback | None, cancel: Ca
         ("launch", lambda: _launch(kind)),
     ]
     for dtype_name, dtype in dtypes.items():
-        for size, shape in GEMM_SHAPES.items():
+        # Without 16-bit units a large product takes seconds, and its rate is that of a medium one.
+        native = dtype_name == "float32" or kind == "cuda" or _is_fast(dtype)
+        for size, shape in (GEMM_SHAPES if native else SLOW_SHAPES).items():
             probes.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_rate, kind, dtype, shape)))
     probes.append(("attention", lambda: _attention_rate(kind, torch.float32 if kind == "cpu" else torch.float16)))
     probes.append(("dequantize.4", lambda: _dequantize_rate(kind)))
@@ -119,6 +122,14 @@ def _profile_of(name: str, torch_version: str, measured: dict[str, float], dtype
     )
 
 
+def _is_fast(dtype: torch.dtype) -> bool:
+    """Whether a small product in this dtype is at most four times slower than in float32."""
+    import torch
+
+    shape = (64, 256, 256)
+    return 4 * _gemm_rate("cpu", dtype, shape, seconds=0.02) > _gemm_rate("cpu", torch.float32, shape, seconds=0.02)
+
+
 def _bind(function: Callable[..., float], *args: object) -> Callable[[], float]:
     return lambda: function(*args)
 
@@ -134,8 +145,9 @@ def best_time(work: Callable[[], object], kind: str, seconds: float = SECONDS_PE
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    once()
-    best, deadline = once(), time.perf_counter() + seconds
+    # The first call warms caches up, unless it was so slow (bfloat16 without bfloat16 units) that warmth is nothing.
+    best = once()
+    deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         best = min(best, once())
     return max(best, 1e-9)

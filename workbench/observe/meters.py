@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ..events import Meter
-from ..hardware import Device
+from ..hardware import Device, target_device
 from ..recipe import Recipe
 
 SAMPLE_INTERVAL_S = 0.01
@@ -119,8 +119,19 @@ class CudaMeter:
 
 
 def choose_meter(recipe: Recipe, device: Device) -> Meter:
-    """Return the meter for a run of ``recipe`` on ``device``."""
-    return CudaMeter() if device.has_caching_allocator and recipe.hardware.device != "cpu" else CpuMeter()
+    """Return the meter for a run of ``recipe`` on ``device``, the device it really runs on."""
+    if device.has_caching_allocator and recipe.hardware.device != "cpu":
+        return CudaMeter()
+    wanted = target_device(recipe) if recipe.hardware.emulate else device
+    if wanted.has_caching_allocator:
+        from .emulated import EmulatedMeter
+
+        return EmulatedMeter(
+            wanted,
+            expandable_segments=recipe.hardware.expandable_segments,
+            torch_version=recipe.hardware.torch_version,
+        )
+    return CpuMeter()
 
 
 def resident_bytes() -> int:

@@ -1,0 +1,148 @@
+"""An emulated GPU: real CPU tensors, counted by the caching allocator of the chosen card, out of memory when it is.
+
+"Be a T4 with 15 GiB": every storage that an operator makes is also a block in the allocator's replay. Running out of
+memory, fragmentation and leaks can so be taught, reproduced and tested on a laptop. What a CUDA kernel would do
+otherwise than the CPU's (its attention kernel, masks of dropout in bytes) stays as the CPU does it; the estimate models
+those.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from ..estimate.allocator import AllocatorStats, CachingAllocator, OutOfCapacity, workspace_bytes
+from ..estimate.recorder import StorageRecorder
+from ..hardware import Device
+from ..units import GIB, KIB, MIB
+
+
+class EmulatedDevice(StorageRecorder):
+    """A dispatch mode that counts real CPU storages as blocks of a GPU.
+
+    Args:
+        device: The card to be; its capacity less its context is what the allocator may reserve.
+        expandable_segments: Allocator setting.
+        torch_version: Decides the size of cuBLAS's workspaces, which are taken at once.
+
+    Raises:
+        torch.OutOfMemoryError: From the operator whose result has no room, with the text CUDA would give.
+
+    Example:
+        >>> with EmulatedDevice(find_device("Tesla T4")) as card:
+        ...     big = torch.empty(2**34, dtype=torch.uint8)
+        Traceback (most recent call last):
+        torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 16.00 GiB. ...
+    """
+
+    def __init__(self, device: Device, *, expandable_segments: bool = False, torch_version: str | None = None) -> None:
+        super().__init__(None, "cpu")
+        self.device = device
+        self.allocator = CachingAllocator(
+            max(0, device.capacity_bytes - device.context_bytes), expandable_segments=expandable_segments
+        )
+        self.is_on = True
+        for num_bytes in workspace_bytes(device.compute_capability, torch_version or torch.__version__):
+            self.allocator.malloc(num_bytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_on:
+            with torch._C.DisableTorchFunction():
+                self._adopt(args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def stats(self) -> AllocatorStats:
+        """Return the allocator's counters."""
+        return self.allocator.stats()
+
+    def _adopt(self, values: Any) -> None:
+        """Count tensors that were made where no operator shows: weights read from a file, batches of the loader."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.device.type == "cpu":
+                    storage = value.untyped_storage()
+                    if storage._cdata not in self._live and storage.nbytes():
+                        self._bear(storage, 0, storage.nbytes(), 0)
+            elif isinstance(value, (list, tuple)):
+                self._adopt(value)
+
+    def _note(self, num_bytes: int, operator: int, layer: int) -> int:
+        if not self.is_on:
+            return -1
+        try:
+            return self.allocator.malloc(num_bytes)
+        except OutOfCapacity:
+            raise torch.OutOfMemoryError(self._message(num_bytes)) from None
+
+    def _die(self, token: int) -> None:
+        if token >= 0:
+            self.allocator.free(token)
+
+    def _message(self, num_bytes: int) -> str:
+        stats, device = self.allocator.stats(), self.device
+        used = stats.reserved + device.context_bytes
+        return (
+            f"CUDA out of memory. Tried to allocate {_size(num_bytes)}. GPU 0 has a total capacity of "
+            f"{_size(device.capacity_bytes)} of which {_size(max(0, device.capacity_bytes - used))} is free. "
+            f"Including non-PyTorch memory, this process has {_size(used)} memory in use. Of the allocated memory "
+            f"{_size(stats.allocated)} is allocated by PyTorch, and {_size(stats.reserved - stats.allocated)} is "
+            f"reserved by PyTorch but unallocated. (Emulated: {device.name}.)"
+        )
+
+
+class EmulatedMeter:
+    """Measures a CPU run as if it ran on another card.
+
+    Args:
+        device: The card.
+        expandable_segments: Allocator setting.
+        torch_version: Decides workspace sizes; None takes the installed one.
+    """
+
+    def __init__(self, device: Device, *, expandable_segments: bool = False, torch_version: str | None = None) -> None:
+        self._device, self._expandable, self._version = device, expandable_segments, torch_version
+        self._emulated: EmulatedDevice | None = None
+        self._thread = 0
+        self.counter = f"allocated bytes of an emulated {device.name}"
+        self.baseline_bytes: int | None = None
+
+    def start(self) -> None:
+        """Begin counting the storages of this thread."""
+        self._emulated = EmulatedDevice(self._device, expandable_segments=self._expandable, torch_version=self._version)
+        self.baseline_bytes = self._emulated.stats().allocated
+        self._thread = threading.get_ident()
+        self._emulated.__enter__()
+
+    def measure_step(self) -> dict[str, float]:
+        """Return allocated, peak, reserved and process bytes of the emulated card, and reset the peak."""
+        if self._emulated is None:
+            return {}
+        stats = self._emulated.stats()
+        self._emulated.allocator.reset_peaks()
+        return {
+            "allocated_bytes": stats.allocated,
+            "peak_allocated_bytes": stats.peak_allocated,
+            "reserved_bytes": stats.reserved,
+            "process_bytes": stats.reserved + self._device.context_bytes,
+        }
+
+    def stop(self) -> None:
+        """End counting."""
+        emulated, self._emulated = self._emulated, None
+        if emulated is None:
+            return
+        emulated.is_on = False
+        if threading.get_ident() == self._thread:
+            emulated.__exit__(None, None, None)
+        emulated.close()
+
+
+def _size(num_bytes: int) -> str:
+    """Return bytes as torch writes them in its out-of-memory message."""
+    if num_bytes >= GIB:
+        return f"{num_bytes / GIB:.2f} GiB"
+    if num_bytes >= MIB:
+        return f"{num_bytes / MIB:.2f} MiB"
+    return f"{num_bytes / KIB:.2f} KiB" if num_bytes >= KIB else f"{num_bytes} bytes"
