@@ -81,13 +81,19 @@ def _find_notebook(wanted: str | None) -> Path:
     for folder in (Path.cwd() / "notebooks", Path.cwd(), Path(__file__).resolve().parents[2] / "notebooks"):
         if (folder / FIRST_NOTEBOOK).is_file():
             return folder / FIRST_NOTEBOOK
-    import nbformat.v4
-
-    cells = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
-    starter = nbformat.v4.new_notebook(cells=[cells[kind](text) for kind, text in _STARTER_CELLS])
     path = Path.cwd() / FIRST_NOTEBOOK
-    nbformat.write(starter, path)
+    path.write_text(json.dumps(_starter_notebook(), indent=1), encoding="utf-8")
     return path
+
+
+def _starter_notebook() -> dict[str, Any]:
+    """Return a notebook of format 4.5 with the panel in its one code cell."""
+    cells: list[dict[str, Any]] = []
+    for number, (kind, text) in enumerate(_STARTER_CELLS):
+        code: dict[str, Any] = {"outputs": [], "execution_count": None} if kind == "code" else {}
+        cells.append({"cell_type": kind, "id": f"start-{number}", "metadata": {}, "source": text, **code})
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
 
 
 def _free_port(first: int) -> int:

@@ -146,4 +146,3 @@ def _chunked_nll(model: nn.Module, batch: Mapping[str, Tensor], num_items: Tenso
 def _chunk_nll(causal: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = _logits(causal, hidden).float()
     return functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
-

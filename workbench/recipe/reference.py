@@ -26,7 +26,7 @@ def render_reference() -> str:
     for info in iter_fields():
         groups.setdefault(info.group, []).append(info)
     for group, fields in groups.items():
-        doc = (Recipe.model_fields[group].annotation.__doc__ or "").split("\n")[0]  # type: ignore[union-attr]  # a Part
+        doc = (Recipe.model_fields[group].annotation.__doc__ or "").split("\n")[0]
         lines += ["", f"## {group}", "", doc, "", "| field | allowed | default | meaning |", "|---|---|---|---|"]
         for info in fields:
             mark = " •" if info.toggle else ""
