@@ -309,6 +309,10 @@ def test_svg_fallback_uses_core_widgets_only(
     assert "['@jupyter-widgets/controls']\n" in book.text(1)
     label = page.locator(".wb-charts-svg svg").first.get_attribute("aria-label")
     assert label.startswith("Loss: each step")
+    published = wait_for(
+        lambda: "<svg" in str(book.outputs(0)[-1]) and book.outputs(0)[-1], 10, "the result's own output"
+    )
+    assert "Fine-tuning panel: done, step 25 of 25" in "".join(published["data"]["text/html"])
     shoot(page, "10-svg", ".wb-card-train")
 
 
