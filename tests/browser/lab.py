@@ -107,7 +107,7 @@ class Lab:
 def _die_with_parent() -> None:
     """Linux ends the server when the test process ends, however that happens."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 class Notebook:
