@@ -29,7 +29,7 @@ from .shape import full_shape
 from .structure import layer_period
 from .time import estimate_time
 from .trace import Trace, TraceShape, exclusive, trace_run
-from .unroll import TRACED_LAYERS, Life, NotUniformError, unroll, whole
+from .unroll import TRACED_LAYERS, Life, NotUniformError, traced_layers, unroll, whole
 
 if TYPE_CHECKING:
     from ..components.source import ModelSource
@@ -276,7 +276,8 @@ def _count(built: _Built, trace: Trace, life: Life) -> _Traced:
     total, trainable = count_parameters(built.model)
     elements = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
     if built.period:
-        path = next(name for name, length in _lists(built).items() if length == TRACED_LAYERS * built.period)
+        few = traced_layers(built.num_layers, built.period)
+        path = next(name for name, length in _lists(built).items() if length == few)
         layers = built.model.get_submodule(path)
         copies = built.num_layers // built.period - TRACED_LAYERS
         for index in range(2 * built.period, 3 * built.period):
@@ -304,7 +305,7 @@ def _built(
         return found
     count = int(getattr(source.config.get_text_config(), "num_hidden_layers", 0) or 0)
     period = 0 if is_whole else _period(recipe, source, device, count, cancel)
-    few = TRACED_LAYERS * period if period and count > TRACED_LAYERS * period else None
+    few = traced_layers(count, period) if period and count > traced_layers(count, period) else None
     model = build_model(recipe, source, device, place="meta", num_hidden_layers=few, cancel=cancel)
     load_dtype = load_weight_dtype(recipe, source, device)
     add_quant_states(model, recipe, load_dtype)

@@ -42,6 +42,6 @@ def layer_period(model: nn.Module, config: Any) -> int | None:
                 kinds[index].append(str(item))
     texts = [repr(kind) for kind in kinds]
     for period in range(1, count // 2 + 1):
-        if count % period == 0 and all(texts[index] == texts[index % period] for index in range(count)):
+        if all(texts[index] == texts[index % period] for index in range(count)):
             return period
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -195,6 +196,28 @@ class TargetMode(TorchFunctionMode):
             torch.autocast_decrement_nesting()
             if not before[0]:
                 self.cast_cache.clear()
+
+
+@contextlib.contextmanager
+def answers_of(mode: TargetMode) -> Iterator[None]:
+    """Let ``torch.cuda.get_device_capability`` answer for the target in this thread; other threads see no change.
+
+    Model code asks it to choose a kernel, and no function mode sees the question.
+    """
+    if mode.kind != "cuda":
+        yield
+        return
+    original = torch.cuda.get_device_capability
+    thread = threading.get_ident()
+
+    def answer(device: Any = None) -> tuple[int, int]:
+        return mode.capability if threading.get_ident() == thread else original(device)
+
+    torch.cuda.get_device_capability = answer
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = original
 
 
 class TargetPrecision(Precision):

@@ -32,7 +32,7 @@ from .optimizers import clip_gradients, new_optimizer, step_optimizer
 from .quantized import quant_parts
 from .script import OUR_TRAINER, Script
 from .tape import Tape
-from .target import TargetMode, TargetPrecision
+from .target import TargetMode, TargetPrecision, answers_of
 
 # One trace at a time: two would only share the same two cores, and models in the cache are used by one trace at once.
 _TRACING = threading.Lock()
@@ -141,7 +141,7 @@ def trace_run(
     mode.on_new_tensor = recorder.note_tensor
     mode.on_attention = recorder.add_attention
     try:
-        with _graph_on(), _quiet(), script.around(), runner.installed(model), mode, recorder:
+        with _graph_on(), _quiet(), answers_of(mode), script.around(), runner.installed(model), mode, recorder:
             driver = _Driver(recipe, model, shape, recorder, precision, load_dtype, cancel, script)
             driver.load()
             driver.run(mode.kind == "cuda")

@@ -66,18 +66,23 @@ def whole(tape: Tape) -> Life:
     )
 
 
+def traced_layers(num_layers: int, period: int) -> int:
+    """Return how many layers to trace: four whole periods, and what is left over after the last whole one."""
+    return TRACED_LAYERS * period + num_layers % period
+
+
 def unroll(tape: Tape, num_layers: int, period: int = 1) -> Life:
     """Return the life of a model with ``num_layers`` layers from the tape of one with four periods of layers.
 
     Args:
-        tape: Trace of ``TRACED_LAYERS * period`` layers.
-        num_layers: Layers of the whole model, a multiple of ``period``.
+        tape: Trace of ``traced_layers(num_layers, period)`` layers.
+        num_layers: Layers of the whole model.
         period: Layers after which the kinds of layers repeat.
 
     Raises:
         NotUniformError: The layers differ.
     """
-    if num_layers % period or num_layers // period < TRACED_LAYERS:
+    if num_layers // period < TRACED_LAYERS:
         raise NotUniformError(f"{num_layers} layers are not at least {TRACED_LAYERS} periods of {period}.")
     return _Unroller(tape, num_layers // period, period).run()
 
