@@ -1,4 +1,4 @@
-"""A model traced with four layers and unrolled takes the memory of the model traced whole, to the byte."""
+"""A model traced with three layers and unrolled takes the memory of the model traced whole, to the byte."""
 
 from __future__ import annotations
 

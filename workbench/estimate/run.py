@@ -280,7 +280,7 @@ def _count(built: _Built, trace: Trace, life: Life) -> _Traced:
         path = next(name for name, length in _lists(built).items() if length == few)
         layers = built.model.get_submodule(path)
         copies = built.num_layers // built.period - TRACED_LAYERS
-        for index in range(2 * built.period, 3 * built.period):
+        for index in range(built.period, 2 * built.period):  # the template
             layer = layers[index]  # type: ignore[index]  # a ModuleList
             layer_total, layer_trainable = count_parameters(layer)
             total += copies * layer_total

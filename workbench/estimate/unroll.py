@@ -1,10 +1,10 @@
 """Turn the tape of a model with few layers into that of the whole model, as events.
 
-Equal layers make equal storages. Of a trace with four layers (first, middle, middle, last) the third is the template:
-its stretch of the forward pass, of recomputation, of backward and of the optimizer is repeated for every layer that is
-missing. A storage may die in the stretch of a neighbour (the residual stream does); such deaths are repeated one layer
-further. Where the two middle layers are not equal, or the template ends something that belongs to no layer, the trace
-cannot be extended and the whole model has to be traced.
+Equal layers make equal storages. Of a trace with three layers the middle one is the template: its stretch of the
+forward pass, of recomputation, of backward and of the optimizer is repeated for every layer that is missing. A storage
+may die in the stretch of a neighbour (the residual stream does); such deaths are repeated one layer further. The first
+layer may differ in backward (nothing below it needs a gradient), the last may not. Where the template ends something
+that belongs to no neighbour, the trace cannot be extended and the whole model has to be traced.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from .categories import categorize
 from .tape import NO_LAYER, Tape
 
-# Layers (or whole periods of layers) of a trace that can be extended: first, two in the middle, last.
-TRACED_LAYERS = 4
+# Layers (or whole periods of layers) of a trace that can be extended: first, middle, last.
+TRACED_LAYERS = 3
 
 
 class NotUniformError(Exception):
@@ -67,12 +67,12 @@ def whole(tape: Tape) -> Life:
 
 
 def traced_layers(num_layers: int, period: int) -> int:
-    """Return how many layers to trace: four whole periods, and what is left over after the last whole one."""
+    """Return how many layers to trace: three whole periods, and what is left over after the last whole one."""
     return TRACED_LAYERS * period + num_layers % period
 
 
 def unroll(tape: Tape, num_layers: int, period: int = 1) -> Life:
-    """Return the life of a model with ``num_layers`` layers from the tape of one with four periods of layers.
+    """Return the life of a model with ``num_layers`` layers from the tape of one with three periods of layers.
 
     Args:
         tape: Trace of ``traced_layers(num_layers, period)`` layers.
@@ -98,7 +98,7 @@ class _Unroller:
     def __init__(self, tape: Tape, num_blocks: int, period: int) -> None:
         self.tape = tape
         self.copies = num_blocks - TRACED_LAYERS
-        self.template, self.last = TRACED_LAYERS - 2, TRACED_LAYERS - 1
+        self.template, self.last = 1, 2
         events = np.array(tape.events, dtype=np.int64)
         self.tokens = np.where(events >= 0, events, ~events)
         self.is_birth = events >= 0
@@ -114,10 +114,10 @@ class _Unroller:
     def run(self) -> Life:
         tape, count = self.tape, len(self.tape.sizes)
         rows = self._rows()
-        num_template = rows.shape[1]
         ordinal = np.full(count, -1, dtype=np.int64)
-        for block in (self.template - 1, self.template, self.last):
-            ordinal[self.block_of == block] = np.arange(num_template)
+        for row in (rows[0], rows[1], rows[-1]):
+            known = row >= 0
+            ordinal[row[known]] = np.flatnonzero(known)
         pieces, phase_pieces, starts = self._events(rows, ordinal)
         template_tokens = rows[1]
         sources = np.concatenate([np.arange(count)] + [template_tokens] * self.copies)
@@ -140,24 +140,37 @@ class _Unroller:
         )
 
     def _rows(self) -> Any:
-        """Return tokens by layer: the one before the template, the template, its copies, the last; equal columns."""
-        tape = self.tape
-        members = {
-            block: np.flatnonzero(self.block_of == block) for block in (self.template - 1, self.template, self.last)
-        }
-        sizes, operators = np.array(tape.sizes, dtype=np.int64), np.array(tape.operators, dtype=np.int64)
-        template = members[self.template]
-        for block, tokens in members.items():
-            if len(tokens) != len(template):
-                raise NotUniformError(f"layer {block} makes {len(tokens)} storages, its neighbour {len(template)}.")
-            if not (
-                np.array_equal(sizes[tokens], sizes[template])
-                and np.array_equal(operators[tokens], operators[template])
+        """Return tokens by layer: the one before the template, the template, its copies, the last; equal columns.
+
+        Of the layer before only what it makes like the template has a column; the rest of its row is -1.
+        """
+        sizes, operators = np.array(self.tape.sizes, dtype=np.int64), np.array(self.tape.operators, dtype=np.int64)
+        first, template, last = (np.flatnonzero(self.block_of == block) for block in range(TRACED_LAYERS))
+        if len(last) != len(template):
+            raise NotUniformError(f"the last layer makes {len(last)} storages, the one before it {len(template)}.")
+        if not (np.array_equal(sizes[last], sizes[template]) and np.array_equal(operators[last], operators[template])):
+            raise NotUniformError("the last layer makes other storages than the one before it.")
+        groups = self._groups()
+        before = np.full(len(template), -1, dtype=np.int64)
+        for group in np.unique(groups[template]):
+            columns = np.flatnonzero(groups[template] == group)
+            mine, other = template[columns], first[groups[first] == group]
+            if (
+                len(mine) == len(other)
+                and np.array_equal(sizes[mine], sizes[other])
+                and np.array_equal(operators[mine], operators[other])
             ):
-                raise NotUniformError(f"layer {block} makes other storages than its neighbour.")
+                before[columns] = other
         num = len(template)
-        fresh = len(tape.sizes) + np.arange(self.copies * num).reshape(self.copies, num)
-        return np.vstack([members[self.template - 1], template, fresh, members[self.last]])
+        fresh = len(self.tape.sizes) + np.arange(self.copies * num).reshape(self.copies, num)
+        return np.vstack([before, template, fresh, last])
+
+    def _groups(self) -> Any:
+        """Return a number for the segment and phase that each token was born in."""
+        births = np.zeros(len(self.tape.sizes), dtype=np.int64)
+        births[self.tokens[self.is_birth]] = np.flatnonzero(self.is_birth)
+        segments = np.searchsorted([index for index, _ in self.tape.marks], births, side="right")
+        return segments * len(self.tape.phase_names) + np.array(self.tape.phases, dtype=np.int64)
 
     def _events(self, rows: Any, ordinal: Any) -> tuple[list[Any], list[Any], dict[str, tuple[int, int]]]:
         labels, tokens = self.labels, self.tokens
@@ -203,6 +216,8 @@ class _Unroller:
         if (offset == -9).any():
             raise NotUniformError("a middle layer ends a storage that belongs to no neighbour.")
         columns = ordinal[stretch]
+        if (columns < 0).any():
+            raise NotUniformError("a middle layer ends a storage of the first layer that has no like in later ones.")
         order = range(self.copies + 1)
         return [rows[1 + copy + offset, columns] for copy in (reversed(order) if descending else order)]
 
