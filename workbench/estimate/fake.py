@@ -40,6 +40,25 @@ _RESHAPING = frozenset(
 
 _SKIPPED: dict[Any, bool] = {}
 _UNKNOWN = object()
+_POINTWISE = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overloads in {
+        "mul": "Tensor Scalar",
+        "add": "Tensor Scalar",
+        "sub": "Tensor Scalar",
+        "div": "Tensor Scalar",
+        "pow": "Tensor_Scalar",
+        "neg": "default",
+        "rsqrt": "default",
+        "silu": "default",
+        "silu_backward": "default",
+        "tanh": "default",
+        "sigmoid": "default",
+        "cos": "default",
+        "sin": "default",
+    }.items()
+    for overload in overloads.split()
+)
 _READ_VALUE = torch.ops.aten._local_scalar_dense.default
 _FIND_TRUE = torch.ops.aten.nonzero.default
 _SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
@@ -108,7 +127,9 @@ class MetaRecorder(StorageRecorder):
         if func is _FIND_TRUE and args[0].is_meta:
             count = args[0].numel() if self._num_true is None else min(args[0].numel(), self._num_true)
             return torch.empty((count, args[0].ndim), dtype=torch.int64, device="meta")
-        result = func(*args, **kwargs)
+        result = _pointwise(func, args) if func in _POINTWISE and not kwargs else None
+        if result is None:
+            result = func(*args, **kwargs)
         described = _describe(result)
         if described is not None:
             if len(_REMEMBERED) > MAX_REMEMBERED:
@@ -154,6 +175,26 @@ class MetaRecorder(StorageRecorder):
         if tensor.dtype == torch.bool:
             return self._answer
         return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _pointwise(func: Any, args: Any) -> torch.Tensor | None:
+    """Return the result of a pointwise operator on contiguous floating-point tensors; None where that is not the case.
+
+    torch's own meta functions of these are written in Python and take 0.3 ms each. Contiguous arguments broadcast to a
+    contiguous result in the dtype that ``torch.result_type`` gives.
+    """
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    if not all(item.is_meta and item.dtype.is_floating_point and item.is_contiguous() for item in tensors):
+        return None
+    first = tensors[0]
+    if any(isinstance(value, complex) for value in args) or first.ndim == 0:
+        return None
+    if len(tensors) == 1:
+        return torch.empty(first.shape, dtype=first.dtype, device="meta")
+    if len(tensors) != 2 or tensors[1].ndim == 0:
+        return None
+    shape = torch.broadcast_shapes(first.shape, tensors[1].shape)
+    return torch.empty(shape, dtype=torch.result_type(*tensors), device="meta")
 
 
 def _is_meta(value: Any) -> bool:
