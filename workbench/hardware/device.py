@@ -32,8 +32,8 @@ class Device:
         compute_capability: ``(major, minor)`` for NVIDIA, else None.
         bf16_native: Whether bfloat16 is computed natively.
         bandwidth_bytes_per_s: Peak memory bandwidth.
-        flops_per_s: Dense peak that can be sustained, by dtype name (``"float32"``, ``"tf32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``),
-            with float32 accumulation.
+        flops_per_s: Dense peak that can be sustained, by dtype name (``"float32"``, ``"tf32"``, ``"float16"``,
+            ``"bfloat16"``, ``"int8"``), with float32 accumulation.
         sm_count: Streaming multiprocessors, or cores.
         context_bytes: What the driver and loaded kernels take outside the allocator.
         price_per_hour_usd: ``(low, high)`` of dated offers, or None.
@@ -194,14 +194,14 @@ def _from_row(row: dict[str, Any]) -> Device:
     )
 
 
-# What the driver takes for a process before any kernel runs grows with the threads that can be resident: two readings of
-# mem_get_info under torch 2.10 give the line. Tesla T4 (40 MiB of 1 KiB stacks): 104.875 MiB, fitcheck-llm 0.3.1,
+# What the driver takes for a process before any kernel runs grows with the threads that can be resident: two readings
+# of mem_get_info under torch 2.10 give the line. Tesla T4 (40 MiB of 1 KiB stacks): 104.875 MiB, fitcheck-llm 0.3.1,
 # data/measurements/final-t4-20260921.json; RTX 6000 Ada (213 MiB): 426 MiB, unslothai/unsloth-zoo#1053. A Titan V
 # (160 MiB) under bare CUDA, 319 MiB in pytorch/pytorch#28394, lies within 3 % of it.
 _CONTEXT_BASE_MIB = 30.6
 _CONTEXT_PER_STACK_MIB = 1.856
-# Kernels that a training loop of attention, matrix products, AdamW and bitsandbytes loads on the way: 140.875 MiB at the
-# peak of every T4 row of the same files, under torch 2.10 and 2.14.
+# Kernels that a training loop of attention, matrix products, AdamW and bitsandbytes loads on the way: 140.875 MiB at
+# the peak of every T4 row of the same files, under torch 2.10 and 2.14.
 _LOADED_KERNELS_MIB = 36.0
 
 
