@@ -114,7 +114,8 @@ def main() -> int:
                 print(
                     f"seed {seed}: loss on {row['num_rows']} held-out rows {row['loss_before']:.4f} -> "
                     f"{row['loss_after']:.4f} ({-row['fall_fraction']:+.1%}), {seconds:.0f} s\n"
-                    f"  before: {row['answer_before']!r}\n  after:  {row['answer_after']!r}"
+                    f"  before: {row['answer_before']!r}\n  after:  {row['answer_after']!r}",
+                    flush=True,
                 )
     mean_fall = sum(row["fall_fraction"] for row in results) / len(results)
     if options.json:
