@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 # Matrix products by size class: (rows, inner, columns). A LoRA matrix is "narrow": one side is the rank, so that the
 # product reads much and computes little.
 GEMM_SHAPES = {"large": (1024, 2048, 2048), "medium": (512, 576, 1536), "narrow": (1024, 1024, 16)}
-SLOW_SHAPES = {"large": (128, 576, 512), "medium": (128, 576, 512), "narrow": (256, 1024, 16)}
+# Small enough for a dtype that the CPU emulates.
+SLOW_SHAPE = (64, 256, 256)
+MAX_PROBE_S = 0.5
 # A bandwidth probe has to be far larger than the last-level cache (tens of MiB).
 CPU_PROBE_BYTES = 2**27
 GPU_PROBE_BYTES = GIB
@@ -75,18 +77,16 @@ def _measure(name: str, kind: str, progress: ProgressCallback | None, cancel: Ca
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     if kind == "cuda":
         dtypes["float16"] = torch.float16
+    measured: dict[str, float] = {}
     probes: list[tuple[str, Callable[[], float]]] = [
         ("bandwidth", lambda: _bandwidth(kind)),
         ("launch", lambda: _launch(kind)),
     ]
     for dtype_name, dtype in dtypes.items():
-        # Without 16-bit units a large product takes seconds, and its rate is that of a medium one.
-        native = dtype_name == "float32" or kind == "cuda" or _is_fast(dtype)
-        for size, shape in (GEMM_SHAPES if native else SLOW_SHAPES).items():
-            probes.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_rate, kind, dtype, shape)))
+        for size in ("medium", "narrow", "large"):
+            probes.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_probe, kind, dtype, size, measured)))
     probes.append(("attention", lambda: _attention_rate(kind, torch.float32 if kind == "cpu" else torch.float16)))
     probes.append(("dequantize.4", lambda: _dequantize_rate(kind)))
-    measured: dict[str, float] = {}
     for index, (key, probe) in enumerate(probes):
         if cancel is not None:
             cancel.check()
@@ -122,20 +122,31 @@ def _profile_of(name: str, torch_version: str, measured: dict[str, float], dtype
     )
 
 
-def _is_fast(dtype: torch.dtype) -> bool:
-    """Whether a small product in this dtype is at most four times slower than in float32."""
-    import torch
+def _gemm_probe(kind: str, dtype: torch.dtype, size: str, measured: dict[str, float]) -> float:
+    """Return the rate of one product; that of a smaller one where this one would take longer than MAX_PROBE_S.
 
-    shape = (64, 256, 256)
-    return 4 * _gemm_rate("cpu", dtype, shape, seconds=0.02) > _gemm_rate("cpu", torch.float32, shape, seconds=0.02)
+    Without 16-bit units a CPU takes seconds for a large product in bfloat16, and is no faster with it.
+    """
+    name = str(dtype)[6:]
+    if size == "medium":
+        slow = _gemm_rate(kind, dtype, SLOW_SHAPE, seconds=0.2)
+        return slow if _product(GEMM_SHAPES[size]) / slow > MAX_PROBE_S else _gemm_rate(kind, dtype, GEMM_SHAPES[size])
+    known = measured[f"matmul.{name}.medium"]
+    if _product(GEMM_SHAPES[size]) / known > MAX_PROBE_S:
+        return known
+    return _gemm_rate(kind, dtype, GEMM_SHAPES[size])
+
+
+def _product(shape: tuple[int, int, int]) -> int:
+    return 2 * shape[0] * shape[1] * shape[2]
 
 
 def _bind(function: Callable[..., float], *args: object) -> Callable[[], float]:
     return lambda: function(*args)
 
 
-def best_time(work: Callable[[], object], kind: str, seconds: float = SECONDS_PER_PROBE) -> float:
-    """Return the shortest time of one call of ``work``, repeated for ``seconds`` after a warm-up."""
+def best_time(work: Callable[[], object], kind: str, seconds: float | None = None) -> float:
+    """Return the shortest time of one call of ``work``, repeated for ``seconds`` (SECONDS_PER_PROBE by default)."""
     import torch
 
     def once() -> float:
@@ -145,15 +156,16 @@ def best_time(work: Callable[[], object], kind: str, seconds: float = SECONDS_PE
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    # The first call warms caches up, unless it was so slow (bfloat16 without bfloat16 units) that warmth is nothing.
+    deadline = time.perf_counter() + (SECONDS_PER_PROBE if seconds is None else seconds)
     best = once()
-    deadline = time.perf_counter() + seconds
+    if best < MAX_PROBE_S:  # It also warmed caches and libraries up; the next call is the first that counts.
+        best = once()
     while time.perf_counter() < deadline:
         best = min(best, once())
     return max(best, 1e-9)
 
 
-def _gemm_rate(kind: str, dtype: torch.dtype, shape: tuple[int, int, int], seconds: float = SECONDS_PER_PROBE) -> float:
+def _gemm_rate(kind: str, dtype: torch.dtype, shape: tuple[int, int, int], seconds: float | None = None) -> float:
     import torch
 
     rows, inner, columns = shape
@@ -162,7 +174,7 @@ def _gemm_rate(kind: str, dtype: torch.dtype, shape: tuple[int, int, int], secon
     return 2 * rows * inner * columns / best_time(lambda: left @ right, kind, seconds)
 
 
-def _bandwidth(kind: str, seconds: float = SECONDS_PER_PROBE, num_bytes: int | None = None) -> float:
+def _bandwidth(kind: str, seconds: float | None = None, num_bytes: int | None = None) -> float:
     import torch
 
     size = num_bytes or (CPU_PROBE_BYTES if kind == "cpu" else GPU_PROBE_BYTES)
@@ -171,7 +183,7 @@ def _bandwidth(kind: str, seconds: float = SECONDS_PER_PROBE, num_bytes: int | N
     return 2 * size / best_time(lambda: source * 2.0, kind, seconds)
 
 
-def _launch(kind: str, seconds: float = SECONDS_PER_PROBE) -> float:
+def _launch(kind: str, seconds: float | None = None) -> float:
     import torch
 
     small = torch.ones(16, 16, device=kind, requires_grad=True)
