@@ -123,7 +123,10 @@ def attend_cpu(
     stand_ins = [_expanded(item.shape, item.dtype) for item in (query, key, value)]
     shown = None if mask is None else _expanded(mask.shape, mask.dtype)
     with without_modes():
-        choice = torch._fused_sdp_choice(*stand_ins, shown, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        query_like, key_like, value_like = stand_ins
+        choice = torch._fused_sdp_choice(
+            query_like, key_like, value_like, shown, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     if choice == 1:  # SDPBackend.FLASH_ATTENTION
         attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return attend(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]

@@ -205,7 +205,7 @@ def _is_meta(value: Any) -> bool:
 
 def _signature(values: Any) -> Any:
     """Return a hashable description of arguments: equal ones give results of equal shape."""
-    items = []
+    items: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             items.append((value.shape, value.stride(), value.dtype, value.is_meta))

@@ -37,10 +37,18 @@ _NO_SEQUENCE = 2**64 - 1
 SCRATCH = " (scratch)"
 
 
+def _sequence_number() -> int:
+    """Return the number that the next autograd node of this thread gets."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # imported there, not listed
+    return number
+
+
 class _Birth(weakref.ref):  # type: ignore[type-arg]  # subclass only adds a slot
     """A weak reference to a storage that knows its token."""
 
     __slots__ = ("key", "token")
+    key: int
+    token: int
 
 
 def operator_kind(func: Any) -> int:
@@ -77,7 +85,7 @@ class StorageRecorder(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module | None = None, device_type: str = "cpu", *, with_work: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.tape = Tape()
         self._device_type = device_type
         self._with_work = with_work
@@ -128,7 +136,7 @@ class StorageRecorder(TorchDispatchMode):
         self._stack.clear()
         self._unowned.clear()
         if phase in ("forward", "evaluation"):
-            self._switches = ([torch.autograd._get_sequence_nr()], [0])
+            self._switches = ([_sequence_number()], [0])
 
     def enter_recompute(self, module: int) -> tuple[int, int, int, list[int]]:
         """Begin recomputing the forward pass of ``module`` inside backward; returns what ``leave_recompute`` takes."""
@@ -177,7 +185,7 @@ class StorageRecorder(TorchDispatchMode):
 
     def _mark_switch(self) -> None:
         numbers, modules = self._switches
-        numbers.append(torch.autograd._get_sequence_nr())
+        numbers.append(_sequence_number())
         modules.append(self._module)
 
     def _locate(self) -> None:

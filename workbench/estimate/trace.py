@@ -224,7 +224,7 @@ class _Checkpointing:
     @contextlib.contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
         """Take the place of torch's checkpoint in this model's layers and in this thread's loss."""
-        layers = [module for module in model.modules() if "_gradient_checkpointing_func" in vars(module)]
+        layers: list[Any] = [module for module in model.modules() if "_gradient_checkpointing_func" in vars(module)]
         before = [module._gradient_checkpointing_func for module in layers]
         for module in layers:
             module._gradient_checkpointing_func = self
@@ -277,7 +277,7 @@ class _Driver:
                 if is_adapter(name):
                     adapters.append((name, parameter))
                 elif not parameter.dtype.is_floating_point:
-                    unpacked = module.in_features * module.out_features * base_itemsize  # type: ignore[operator]
+                    unpacked = module.in_features * module.out_features * base_itemsize
                     whole = recorder.add_bytes(unpacked, "unpacked weight", name)
                     recorder.add_tensor(parameter, "parameter", name)
                     for part in quant_parts(parameter, module):

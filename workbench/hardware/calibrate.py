@@ -189,7 +189,7 @@ def _launch(kind: str, seconds: float | None = None) -> float:
         value = small
         for _ in range(count):
             value = value * 1.01
-        value.sum().backward()  # type: ignore[no-untyped-call]
+        value.sum().backward()
 
     return best_time(chain, kind, seconds) / (2 * count)
 

@@ -113,7 +113,7 @@ class EmulatedMeter:
         self._emulated = EmulatedDevice(self._device, expandable_segments=self._expandable, torch_version=self._version)
         self.baseline_bytes = self._emulated.stats().allocated
         self._thread = threading.get_ident()
-        self._emulated.__enter__()
+        self._emulated.__enter__()  # type: ignore[no-untyped-call]  # torch has no types here
 
     def measure_step(self) -> dict[str, float]:
         """Return allocated, peak, reserved and process bytes of the emulated card, and reset the peak."""
@@ -135,7 +135,7 @@ class EmulatedMeter:
             return
         emulated.is_on = False
         if threading.get_ident() == self._thread:
-            emulated.__exit__(None, None, None)
+            emulated.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch has no types here
         emulated.close()
 
 
