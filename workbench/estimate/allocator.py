@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +167,24 @@ class CachingAllocator:
         blocks, free, spare = core.empty_tables(2 * count)
         blocks[:count], free[:, :count], spare[:count] = self._blocks, self._free, self._spare
         self._blocks, self._free, self._spare = blocks, free, spare
+
+
+@functools.cache
+def start_compiling() -> threading.Thread:
+    """Compile the replay in a thread, or read it from numba's cache, while the caller imports and traces.
+
+    Compiling takes about ten seconds once per machine, reading half a second in each process.
+    """
+
+    def compile_all() -> None:
+        allocator = CachingAllocator()
+        allocator.replay(np.array([0, -1], dtype=np.int64), np.array([1], dtype=np.int64))
+        allocator.free(allocator.malloc(1))
+        allocator.empty_cache()
+
+    thread = threading.Thread(target=compile_all, name="workbench-compile", daemon=True)
+    thread.start()
+    return thread
 
 
 # Bytes of cuBLAS's workspace, taken from the caching allocator once for each handle.

@@ -12,6 +12,7 @@ Source:
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -368,9 +369,17 @@ _PARTS = (
 )  # fmt: skip
 
 
-@functools.cache
+_COMPILING = threading.Lock()
+
+
 def compiled() -> dict[str, Callable[..., Any]]:
     """Return the public functions compiled by numba; the machine code is kept beside the module or in numba's cache."""
+    with _COMPILING:  # Two threads that compile at once would each compile everything.
+        return _compiled()
+
+
+@functools.cache
+def _compiled() -> dict[str, Callable[..., Any]]:
     import types
 
     import numba

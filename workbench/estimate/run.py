@@ -19,6 +19,7 @@ from ..errors import EstimateError, WorkbenchError
 from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import Device, target_device
 from ..recipe import Recipe, require_valid
+from .allocator import start_compiling
 from .assemble import line_up
 from .estimate import BatchShape, Estimate
 from .memory import estimate_memory, process_base_bytes
@@ -131,6 +132,8 @@ def estimate_run(
     require_valid(recipe, target.facts(for_estimate=True))
     batch = shape or full_shape(recipe)
     process_base_bytes()
+    if target.has_caching_allocator:
+        start_compiling()
     notes: list[str] = []
     traceable = _traceable(recipe, batch, notes)
     traced, was_cached = _traced(traceable, target, batch, script, progress, cancel)
