@@ -128,7 +128,7 @@ def test_main_job(notebook: Callable[..., Notebook], lab: Lab, page: Any, shoot:
     press(page, "Start training")
     wait_for_state(page, "running")
     wait_for(lambda: step(page) >= 20, 60, "20 steps")
-    assert "each step" in first_step_drawn(page)
+    wait_for(lambda: "each step" in (first_step_drawn(page) or ""), 20, "the plot of the loss")
     shoot(page, "3-running", PANEL)
 
     # Pause: the steps stand still.
