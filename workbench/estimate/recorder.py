@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..events import Cancel
 from .modules import ModuleMap
 from .tape import NO_LAYER, Tape, Work
 from .work import Facts, describe_work, split_work
@@ -102,6 +103,8 @@ class StorageRecorder(TorchDispatchMode):
         self.copied_gradients: set[int] = set()
         self.on_birth: Callable[[int], None] | None = None
         self.on_death: Callable[[int], None] | None = None
+        # Looked at in every operator, so that a newer change never waits for the rest of a stale trace.
+        self.cancel: Cancel | None = None
         self.map = None if model is None else self._map_of(model)
         if self.map is not None:
             self.tape.module_names, self.tape.module_layers = self.map.names, self.map.layers
@@ -269,6 +272,8 @@ class StorageRecorder(TorchDispatchMode):
         self._live.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.cancel is not None:
+            self.cancel.check()
         kind = _KINDS.get(func)
         if kind is None:
             kind = operator_kind(func)

@@ -22,6 +22,7 @@ from ..recipe import Recipe, require_valid
 from .allocator import start_compiling
 from .assemble import line_up
 from .estimate import BatchShape, Estimate
+from .garbage import collection_paused
 from .memory import estimate_memory, process_base_bytes
 from .optimizers import paged_host_bytes
 from .quantized import add_quant_states
@@ -110,7 +111,7 @@ def estimate_run(
         shape: Batches, from ``shape_of_data``; None assumes that every sample fills ``max_length``.
         script: What another training script than ours does otherwise.
         progress: Told about the stage ``"trace"``.
-        cancel: Looked at between segments of the trace.
+        cancel: Looked at in every operator of the trace.
 
     Returns:
         The estimate.
@@ -236,7 +237,7 @@ def _traced(
             return found, True
     if progress is not None:
         progress(Progress("trace", 0, 1, f"Tracing {recipe.model.name_or_path}"))
-    with exclusive(cancel):
+    with exclusive(cancel), collection_paused():
         try:
             traced = _trace(recipe, device, shape, script, cancel)
         except (WorkbenchError, MemoryError):

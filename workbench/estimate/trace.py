@@ -121,7 +121,7 @@ def trace_run(
         device: The target.
         shape: Shapes of the batches.
         load_dtype: Dtype the weights have in memory before anything is quantized or cast.
-        cancel: Looked at between segments.
+        cancel: Looked at in every operator.
         script: The training script; its ``adapt`` was already applied to ``model``.
 
     Raises:
@@ -134,6 +134,7 @@ def trace_run(
         num_true=shape.batch_size * (shape.length - 1) if supervised is None else supervised,
         capability=device.compute_capability,
     )
+    recorder.cancel = cancel
     mode = TargetMode(device, script.sdpa_kernel)
     precision = TargetPrecision.of(resolve_precision(recipe, device), mode)
     runner = _Checkpointing(recorder, mode)

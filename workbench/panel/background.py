@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -10,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Cancelled
+from ..estimate.garbage import collection_paused
 from ..events import Cancel, Progress, ProgressCallback
 
 Work = Callable[[ProgressCallback, Cancel], Any]
@@ -35,6 +38,13 @@ class _Job:
     on_progress: ProgressCallback | None = None
     cancel: Cancel = field(default_factory=Cancel)
     is_superseded: bool = False
+
+
+@functools.cache
+def _import_quantizer() -> None:
+    """Import bitsandbytes once, beside the first estimate, so that the first click on "4-bit" does not wait for it."""
+    with contextlib.suppress(Exception):  # It is optional, and the rules say so where it is needed.
+        import bitsandbytes  # noqa: F401
 
 
 class Background:
@@ -123,12 +133,14 @@ class Background:
             job = self._next()
             if job is None:
                 return
-            outcome = self._run(job)
-            with self._condition:
-                self._running = None
-                dropped = job.is_superseded
-            if not dropped:
-                job.done(outcome)
+            # What the user waits for is shown before the collector may start: it takes as long as a trace.
+            with collection_paused() if job.priority == 0 else contextlib.nullcontext():
+                outcome = self._run(job)
+                with self._condition:
+                    self._running = None
+                    dropped = job.is_superseded
+                if not dropped:
+                    job.done(outcome)
             del job, outcome  # a waiting thread must not hold the last result, nor frames of the last error
 
     def _next(self) -> _Job | None:
@@ -155,6 +167,7 @@ class Background:
             # module object that is about to be replaced by a lazy one, and fails.
             import transformers  # noqa: F401
 
+            _import_quantizer()
             return Outcome(value=job.work(progress, job.cancel))
         except Cancelled:
             return Outcome(was_cancelled=True)
