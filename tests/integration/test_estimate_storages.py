@@ -15,6 +15,7 @@ from workbench.components.model import build_model, load_weight_dtype, resolve_p
 from workbench.components.optimizer import build_optimizer
 from workbench.components.source import find_source
 from workbench.components.step import micro_step
+from workbench.estimate.garbage import collection_paused
 from workbench.estimate.quantized import add_quant_states
 from workbench.estimate.recorder import SCRATCH, StorageRecorder
 from workbench.estimate.tape import Tape
@@ -79,6 +80,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "8-bit": {"quantization.load_in_8bit": True},
 }  # fmt: skip
 NEEDS_BITSANDBYTES = ("4-bit", "8-bit")
+
+
+@pytest.fixture(autouse=True)
+def _no_collection() -> Iterator[None]:
+    """A collection in the middle would free at an instant that is of neither run."""
+    with collection_paused():
+        yield
 
 
 class _WatchBackward(TorchFunctionMode):
