@@ -226,7 +226,7 @@ class HardwarePart(Part):
     device: Literal["auto", "cpu", "cuda"] = _shown("auto", "Run on", show="main")
     """``auto`` takes the GPU where there is one."""
     emulate: str | None = _shown(None, "Pretend to be", show="main")
-    """Name of a GPU from the device table: estimates aim at it, and a CPU run is measured by its simulated allocator."""
+    """Name of a GPU from the device table: estimates aim at it; a CPU run is measured by its simulated allocator."""
     torch_version: str | None = _shown(None, "PyTorch version", show="hidden")
     """Version whose allocator and workspace rules apply; empty means the installed one."""
     expandable_segments: bool = _shown(False, "Expandable segments", toggle=True)
