@@ -51,6 +51,8 @@ class Recorder:
     def on_event(self, event: Event) -> None:
         """Take one event."""
         if event.kind in _NOT_RECORDED:
+            if event.data.get("stage") == "save":
+                self.flush()  # A checkpoint must not know steps that the files do not, whenever the process is killed.
             return
         if event.kind == "step":
             self.history.append(event.data)
@@ -60,7 +62,7 @@ class Recorder:
             self._events.add(line)
             if event.kind == "finding":
                 self._findings.add(line)
-        if event.kind == "state" or time.monotonic() - self._last_flush > FLUSH_INTERVAL_S:
+        if event.kind in ("state", "checkpoint") or time.monotonic() - self._last_flush > FLUSH_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:

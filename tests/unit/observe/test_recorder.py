@@ -99,3 +99,11 @@ def test_a_folder_that_vanished_ends_nothing(tmp_path):
     recorder.on_event(Event("state", {"state": "done"}))
     assert isinstance(recorder.write_error, FileNotFoundError)
     assert len(recorder.history) == 1
+
+
+def test_all_steps_are_on_disk_before_a_checkpoint_is_written(tmp_path):
+    recorder = Recorder(tmp_path)
+    for step in range(1, 6):
+        recorder.on_event(Event("step", {"step": step, "loss": 1.0}))
+    recorder.on_event(Event("progress", {"stage": "save", "done": 0, "total": 1, "message": ""}))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
