@@ -138,9 +138,10 @@ def main() -> int:
 
     torch.set_num_threads(1)
     getattr(workbench, "watch"), getattr(workbench, "check"), getattr(workbench, "release")  # noqa: B009
-    cases = json.loads((FOLDER / "cases.json").read_text(encoding="utf-8"))
+    lists = ("cases.json", "held_out/held_out.json")
+    cases = [case for name in lists for case in json.loads((FOLDER / name).read_text(encoding="utf-8"))]
     cases = [c for c in cases if not only or c["id"] in only or any((c["script"] or "-").startswith(w) for w in only)]
-    report: dict[str, Any] = {"cases": [], "controls": [], "clean": []}
+    report: dict[str, Any] = {"cases": [], "held_out": [], "controls": [], "clean": []}
     for case in cases:
         if case["false_alarm"]:
             result = isolated(run_script, str(FOLDER / f"{case['script']}.py"), False)
@@ -148,7 +149,7 @@ def main() -> int:
             report["controls"].append({"id": case["id"], "alarms": alarms})
             _tell(options, case["id"], "control", alarms, result)
         elif not case["needs_cuda"]:
-            report["cases"].append(_run_case(case, options))
+            report["held_out" if case["script"] and "/" in case["script"] else "cases"].append(_run_case(case, options))
     if not options.fast and not only:
         from benchmarks.diagnosis_clean import CONFIGURATIONS
 
