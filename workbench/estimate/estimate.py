@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..events import Timeline
@@ -94,6 +94,10 @@ class TimeEstimate:
         total_s: Seconds of the whole run, or None where the number of steps is not known.
         num_steps: Optimizer steps of the run, or None.
         cost_usd: ``(low, high)`` of the whole run, or None.
+        cost_usd_per_1000_tokens: ``(low, high)`` per 1,000 real tokens, or None where no price is known.
+        epoch_s: Seconds of one pass over the data, or None where the number of samples is not known.
+        seconds_by_limit: Seconds of ``step_s`` by what bounds them: ``compute`` (arithmetic), ``bandwidth`` (moving
+            bytes) and ``launch`` (the device, or the CPU's cores, wait for operators to be launched).
     """
 
     step_s: float
@@ -106,6 +110,14 @@ class TimeEstimate:
     total_s: float | None = None
     num_steps: int | None = None
     cost_usd: tuple[float, float] | None = None
+    cost_usd_per_1000_tokens: tuple[float, float] | None = None
+    epoch_s: float | None = None
+    seconds_by_limit: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bound_by(self) -> str:
+        """What takes the largest share of the step: ``"compute"``, ``"bandwidth"`` or ``"launch"``, or nothing."""
+        return max(self.seconds_by_limit, key=lambda name: self.seconds_by_limit[name], default="")
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,10 @@ NARROW = 64
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one optimizer step, by operator class, and its operations."""
+    """Seconds of one optimizer step, by operator class and by what bounds each operator, and its operations."""
 
     by_class: dict[str, float]
+    by_limit: dict[str, float]
     flops: float
     num_operators: int
 
@@ -67,6 +68,9 @@ def estimate_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape)
         total_s=total_s,
         num_steps=num_steps,
         cost_usd=_cost(recipe, device, total_s),
+        cost_usd_per_1000_tokens=_cost(recipe, device, 1000 / (samples * shape.mean_real_tokens) * step_s),
+        epoch_s=_epoch_s(recipe, shape, step_s),
+        seconds_by_limit=step.by_limit,
     )
 
 
@@ -84,9 +88,17 @@ def _num_steps(recipe: Recipe, shape: BatchShape) -> int | None:
         return training.max_steps
     if shape.num_samples is None:
         return None
-    batches = math.ceil(shape.num_samples / shape.batch_size)
-    per_epoch = math.ceil(batches / training.gradient_accumulation_steps)
-    return max(1, math.ceil(per_epoch * training.num_train_epochs))
+    return max(1, math.ceil(_steps_per_epoch(recipe, shape.num_samples, shape) * training.num_train_epochs))
+
+
+def _steps_per_epoch(recipe: Recipe, num_samples: int, shape: BatchShape) -> int:
+    batches = math.ceil(num_samples / shape.batch_size)
+    return math.ceil(batches / recipe.training.gradient_accumulation_steps)
+
+
+def _epoch_s(recipe: Recipe, shape: BatchShape, step_s: float) -> float | None:
+    """Return the seconds of one pass over the data; None where the number of samples is not known."""
+    return None if shape.num_samples is None else step_s * _steps_per_epoch(recipe, shape.num_samples, shape)
 
 
 def _cost(recipe: Recipe, device: Device, total_s: float | None) -> tuple[float, float] | None:
@@ -104,6 +116,7 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
     # The trace has the longest batch; a mean batch has less of everything that depends on tokens.
     shrink = shape.mean_length / shape.length
     by_class: dict[str, float] = defaultdict(float)
+    by_limit: dict[str, float] = defaultdict(float)
     flops, num_operators, busy = 0.0, 0.0, 0.0
     rates = _Rates(recipe, device)
     for name, count in repeats.items():
@@ -117,6 +130,7 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
             label = "optimizer" if is_step else rates.class_of(work)
             seconds = rates.seconds(work) * scale * times
             by_class[label] += seconds
+            by_limit[rates.limit_of(work)] += seconds
             busy += seconds
             flops += work.flops * scale * times
             num_operators += times
@@ -125,7 +139,8 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
         by_class["launch"] = max(0.0, host - busy)  # launches overlap with the device's work
     else:
         by_class["launch"] = host
-    return StepTime(dict(by_class), flops, round(num_operators))
+    by_limit["launch"] = by_class["launch"]
+    return StepTime(dict(by_class), dict(by_limit), flops, round(num_operators))
 
 
 class _Rates:
@@ -166,6 +181,13 @@ class _Rates:
         if kind == "dequantize":
             return max(work.flops / (self._rate("float16") * MATMUL_EFFICIENCY), moving / self._dequantize)
         return moving
+
+    def limit_of(self, work: Work) -> str:
+        """Return what bounds an operator: ``"compute"`` or ``"bandwidth"``."""
+        if not work.flops:
+            return "bandwidth"
+        reading = self._dequantize if self.class_of(work) == "dequantize" else 1.0
+        return "compute" if self.seconds(work) > work.num_bytes / self._bandwidth / reading else "bandwidth"
 
     def _rate(self, dtype: str) -> float:
         return self._flops.get(dtype) or self._flops["float32"]
