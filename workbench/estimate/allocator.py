@@ -147,6 +147,15 @@ class CachingAllocator:
         """Return the counters."""
         return AllocatorStats(*(int(value) for value in self._stats))
 
+    def unused_bytes(self) -> tuple[int, int]:
+        """Return reserved bytes that hold nothing: ``(whole segments, holes beside blocks in use)``."""
+        blocks = self._blocks[: int(self._counters[core.NUM_BLOCKS])]
+        is_free = blocks[:, core.STATE] == core.FREE
+        is_whole = is_free & (blocks[:, core.PREV] == core.NONE) & (blocks[:, core.NEXT] == core.NONE)
+        sizes = blocks[:, core.SIZE]
+        whole = int(sizes[is_whole].sum())
+        return whole, int(sizes[is_free].sum()) - whole
+
     def reset_peaks(self) -> None:
         """Set the high-water marks to what is held now."""
         for now, peak in (

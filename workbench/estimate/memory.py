@@ -44,12 +44,14 @@ class Replay:
         allocated, reserved: int64 arrays.
         workspace: Bytes of cuBLAS's workspaces, included in both.
         workspace_from: First event at which they exist.
+        allocator: The allocator after the last event that ran; None on a CPU.
     """
 
     allocated: Any
     reserved: Any
     workspace: int
     workspace_from: int
+    allocator: CachingAllocator | None = None
 
 
 def estimate_memory(
@@ -71,12 +73,12 @@ def estimate_memory(
         host_bytes: Host memory beside the device's.
         extra_uncertainty: Share added to the interval's upper end, for what is not modelled.
     """
-    replay = _replay(schedule, device, torch_version, expandable_segments)
+    replay = replay_schedule(schedule, device, torch_version, expandable_segments)
     peak = int(np.argmax(replay.allocated))
     peak_allocated, peak_reserved = int(replay.allocated[peak]), int(replay.reserved.max())
     base = device.context_bytes if device.has_caching_allocator else process_base_bytes()
     process = peak_reserved + base
-    alive = _alive_at(schedule, peak)
+    alive = alive_at(schedule, peak)
     breakdown = _breakdown(schedule, alive, replay, peak, process, base)
     low, high = _interval(device, breakdown, peak_allocated, peak_reserved, base, extra_uncertainty)
     stretch = next(item for item in schedule.stretches if item.begin <= peak < item.end)
@@ -93,7 +95,7 @@ def estimate_memory(
         rest_bytes=_rest(schedule, replay),
         host_bytes=host_bytes,
         peak_by_phase=_peak_by_phase(schedule, replay),
-        holders=_holders(schedule, alive),
+        holders=holders_of(schedule, alive),
         timeline=_timeline(schedule, replay, peak),
     )
 
@@ -106,10 +108,15 @@ def process_base_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _replay(
-    schedule: Schedule, device: Device, torch_version: str, expandable: bool, capacity: int | None = None
+def replay_schedule(
+    schedule: Schedule,
+    device: Device,
+    torch_version: str,
+    expandable: bool,
+    capacity: int | None = None,
+    stop: int | None = None,
 ) -> Replay:
-    """Run all events.
+    """Run all events, or those before ``stop``; what did not run stays 0.
 
     Raises:
         OutOfCapacity: ``capacity`` was given and does not suffice.
@@ -136,7 +143,8 @@ def _replay(
         allocator.free(allocator.malloc(weights))
     cuts = [(starts[names.index("adapter")], 0), (first.begin, workspaces[0]), (backward, sum(workspaces[1:]))]
     begin = 0
-    for position, workspace in [*cuts, (len(events), 0)]:
+    end = len(events) if stop is None else stop
+    for position, workspace in [*(cut for cut in cuts if cut[0] < end), (end, 0)]:
         if position > begin:
             allocator.run_events(events[:position], sizes, rows, allocated, reserved, begin)
         begin = position
@@ -144,7 +152,7 @@ def _replay(
             allocator.empty_cache()  # prepare_model_for_kbit_training ends with torch.cuda.empty_cache()
         if workspace:
             allocator.malloc(workspace)
-    return Replay(allocated, reserved, sum(workspaces), backward)
+    return Replay(allocated, reserved, sum(workspaces), backward, allocator)
 
 
 def _first_backward(schedule: Schedule, begin: int, end: int) -> int:
@@ -167,7 +175,7 @@ def _has_casts(schedule: Schedule) -> bool:
     return stretch.end > stretch.begin
 
 
-def _alive_at(schedule: Schedule, index: int) -> Any:
+def alive_at(schedule: Schedule, index: int) -> Any:
     """Return the tokens that are alive after event ``index``."""
     events = schedule.events[: index + 1]
     alive = np.zeros(len(schedule.sources), dtype=bool)
@@ -215,7 +223,9 @@ def _verdict(
         return "tight"
     try:  # Freeing cached memory when the driver has no more may still save the run.
         # Whether holes suffice there depends on the order of frees to the byte, so the replay gets some room.
-        _replay(schedule, device, torch_version, expandable, round((capacity - device.context_bytes) * (1 + HOLES)))
+        replay_schedule(
+            schedule, device, torch_version, expandable, round((capacity - device.context_bytes) * (1 + HOLES))
+        )
     except OutOfCapacity:
         return "does_not_fit"
     return "tight"
@@ -239,12 +249,13 @@ def _peak_by_phase(schedule: Schedule, replay: Replay) -> dict[str, int]:
     return peaks
 
 
-def _holders(schedule: Schedule, alive: Any) -> list[PeakHolder]:
+def holders_of(schedule: Schedule, alive: Any, limit: int = MAX_HOLDERS) -> list[PeakHolder]:
+    """Return who made the storages ``alive``, largest first, equal layers added up."""
     tape = schedule.life.tape
     sources = schedule.life.sources[schedule.sources[alive]]
     sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     sizes, categories = schedule.sizes[alive], schedule.categories[alive]
-    star = _starred(tuple(tape.module_names))
+    star = starred(tuple(tape.module_names))
     for source, size, category in zip(sources.tolist(), sizes.tolist(), categories.tolist(), strict=True):
         name = MEMORY_CATEGORIES[category]
         operator = "" if name == "parameter" else tape.operator_names[tape.operators[source]]
@@ -252,11 +263,12 @@ def _holders(schedule: Schedule, alive: Any) -> list[PeakHolder]:
         entry[0] += size
         entry[1] += 1
     rows = [PeakHolder(*key, num_bytes, count) for key, (num_bytes, count) in sums.items()]
-    return sorted(rows, key=lambda row: -row.num_bytes)[:MAX_HOLDERS]
+    return sorted(rows, key=lambda row: -row.num_bytes)[:limit]
 
 
 @functools.lru_cache(maxsize=32)
-def _starred(names: tuple[str, ...]) -> list[str]:
+def starred(names: tuple[str, ...]) -> list[str]:
+    """Return module paths with layer numbers as ``*``."""
     return [re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in names]
 
 
