@@ -50,6 +50,7 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
         use_dora=adapter.use_dora,
         modules_to_save=list(adapter.modules_to_save) or None,
         layers_to_transform=layers or None,
+        exclude_modules=_unfit_modules(model) if targets == "all-linear" else None,
         task_type="CAUSAL_LM",
     )
     is_meta = next(model.parameters()).device.type == "meta"
@@ -61,6 +62,29 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
     if is_meta and not adapter.autocast_adapter_dtype:
         _take_base_dtype(wrapped)
     return wrapped
+
+
+# Of these models PEFT refuses to adapt the modules below: their fused kernels read the weights and skip the modules.
+# Source: ``_check_lora_target_modules_mamba``, peft/tuners/tuners_utils.py (PEFT 0.21).
+_MAMBA_TYPES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
+_MAMBA_MODULES = ("out_proj", "conv1d")
+
+
+def _unfit_modules(model: nn.Module) -> list[str] | None:
+    """Return the Linear modules that ``all-linear`` leaves out, or None where it takes them all.
+
+    A subclass of Linear with a forward of its own (the router of Llama 4 returns a pair) is not what an adapter wraps.
+    """
+    config: Any = getattr(model, "config", None)
+    is_mamba = getattr(config, "model_type", None) in _MAMBA_TYPES
+    names = []
+    for name, module in model.named_modules():
+        # bitsandbytes' own forward and torch's are plain products.
+        defined_in = type(module).forward.__module__.split(".")[0]
+        is_special = isinstance(module, nn.Linear) and defined_in not in ("torch", "bitsandbytes", "accelerate")
+        if is_special or (is_mamba and name.rsplit(".", 1)[-1] in _MAMBA_MODULES):
+            names.append(name)
+    return names or None
 
 
 def linear_names(model: nn.Module) -> list[str]:

@@ -272,8 +272,10 @@ def _config_from_values(values: Mapping[str, Any], where: str) -> PretrainedConf
         raise ModelError(f"{where} cannot be used ({_first_line(error)}). Correct that field.") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{where} describes a {model_type} model; only causal language models can be trained here.")
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
-        # As a language model it would see the very tokens it is to predict.
+    is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True)
+    if is_encoder and not getattr(config, "is_encoder_decoder", False):
+        # As a language model it would see the very tokens it is to predict. (Of an encoder-decoder, transformers takes
+        # the decoder alone.)
         raise ModelError(
             f"{where} describes an encoder ({model_type}); only causal language models can be trained here."
         )
@@ -284,13 +286,16 @@ def _config_from_values(values: Mapping[str, Any], where: str) -> PretrainedConf
 def _check_sizes(config: PretrainedConfig, where: str) -> None:
     """Raise ModelError for sizes no model can have, which would otherwise fail deep inside a layer."""
     text = config.get_text_config()
+    if getattr(text, "is_heterogeneous", False):
+        return  # Sizes differ from layer to layer; the config class has checked them.
     for field in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         size = getattr(text, field, None)
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ModelError(f"{where} has {field}={size!r}; it must be a whole number above 0.")
     heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
     groups = getattr(text, "num_key_value_heads", None)
-    if heads and hidden and not getattr(text, "head_dim", None) and hidden % heads:
+    # A class with a head_dim of its own projects to heads * head_dim, whatever that is.
+    if heads and hidden and not hasattr(text, "head_dim") and hidden % heads:
         raise ModelError(f"{where} has hidden_size={hidden}, which {heads} attention heads do not divide.")
     if heads and isinstance(groups, int) and groups > 0 and heads % groups:
         raise ModelError(f"{where} has {heads} attention heads, which num_key_value_heads={groups} does not divide.")

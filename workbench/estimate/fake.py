@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import quantized
+from . import data_shapes, quantized
 from .modules import ModuleMap, kept_map
 from .recorder import _MANY, _SILENT, _SINGLE, StorageRecorder
 from .work import Facts, describe_work
@@ -60,7 +60,6 @@ _POINTWISE = frozenset(
     for overload in overloads.split()
 )
 _READ_VALUE = torch.ops.aten._local_scalar_dense.default
-_FIND_TRUE = torch.ops.aten.nonzero.default
 _SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
@@ -124,9 +123,11 @@ class MetaRecorder(StorageRecorder):
     def _run_new(self, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
         if func is _READ_VALUE and args[0].is_meta:
             return self._value_of(args[0])
-        if func is _FIND_TRUE and args[0].is_meta:
-            count = args[0].numel() if self._num_true is None else min(args[0].numel(), self._num_true)
-            return torch.empty((count, args[0].ndim), dtype=torch.int64, device="meta")
+        if func in data_shapes.OPERATORS:
+            # Not remembered: a mask's share of the table it is a row of is not part of the key.
+            result = data_shapes.result_of(func, args, kwargs, self._num_true)
+            if result is not None:
+                return result
         result = _pointwise(func, args) if func in _POINTWISE and not kwargs else None
         if result is None:
             result = func(*args, **kwargs)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..components.precision import Precision
 from ..hardware import Device
-from . import attention
+from . import attention, data_shapes
 
 Handler = Callable[["TargetMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -286,6 +286,21 @@ def _new_tensor(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
+def _to_list(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    if args[0].is_meta and args[0].ndim == 1 and not args[0].dtype.is_floating_point:
+        return data_shapes.ExpectedSizes([1] * args[0].shape[0])
+    return func(*args, **kwargs)
+
+
+def _split(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
+    bound = dict(zip(("tensor", "sizes", "dim"), args, strict=False), **kwargs)
+    sizes = bound.get("sizes", kwargs.get("split_size_or_sections", kwargs.get("split_size")))
+    if isinstance(sizes, data_shapes.ExpectedSizes):
+        tensor, dim = bound["tensor"], bound.get("dim", 0)
+        return torch.split(tensor, sizes.shares_of(tensor.shape[dim]), dim)
+    return func(*args, **kwargs)
+
+
 def _stay(mode: TargetMode, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0]
 
@@ -348,6 +363,8 @@ def _handlers() -> dict[Any, Handler]:
         Tensor.is_cpu.__get__: _get_is_cpu,  # type: ignore[attr-defined]  # a getset descriptor at run time
         Tensor.to: _move,
         torch.tensor: _new_tensor,
+        Tensor.tolist: _to_list,
+        **dict.fromkeys((Tensor.split, torch.split), _split),
         Tensor.cuda: _stay,
         Tensor.cpu: _stay,
         Tensor.backward: _backward,
