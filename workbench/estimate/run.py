@@ -28,7 +28,7 @@ from .optimizers import paged_host_bytes
 from .quantized import add_quant_states
 from .script import OUR_TRAINER, Script
 from .shape import full_shape
-from .structure import layer_period
+from .structure import layer_lists, layer_period
 from .time import estimate_time
 from .trace import Trace, TraceShape, exclusive, trace_run
 from .unroll import TRACED_LAYERS, Life, NotUniformError, traced_layers, unroll, whole
@@ -281,7 +281,7 @@ def _count(built: _Built, trace: Trace, life: Life) -> _Traced:
     elements = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
     if built.period:
         few = traced_layers(built.num_layers, built.period)
-        path = next(name for name, length in _lists(built).items() if length == few)
+        path = next(name for name, length in layer_lists(built.model).items() if length == few)
         layers = built.model.get_submodule(path)
         copies = built.num_layers // built.period - TRACED_LAYERS
         for index in range(built.period, 2 * built.period):  # the template
@@ -291,12 +291,6 @@ def _count(built: _Built, trace: Trace, life: Life) -> _Traced:
             trainable += copies * layer_trainable
             elements += copies * [parameter.numel() for parameter in layer.parameters() if parameter.requires_grad]
     return _Traced(life, total, trainable, tuple(elements))
-
-
-def _lists(built: _Built) -> dict[str, int]:
-    from .structure import layer_lists
-
-    return layer_lists(built.model)
 
 
 def _built(
@@ -311,6 +305,9 @@ def _built(
     period = 0 if is_whole else _period(recipe, source, device, count, cancel)
     few = traced_layers(count, period) if period and count > traced_layers(count, period) else None
     model = build_model(recipe, source, device, place="meta", num_hidden_layers=few, cancel=cancel)
+    if few and few not in layer_lists(model).values():
+        # The setting that shortens it belongs to another part: the encoder of a model whose decoder is trained alone.
+        few, model = None, build_model(recipe, source, device, place="meta", cancel=cancel)
     load_dtype = load_weight_dtype(recipe, source, device)
     add_quant_states(model, recipe, load_dtype)
     if script.adapt is not None:
