@@ -23,11 +23,12 @@ GROUP_TITLES: dict[str, str] = {
     "training": "Training",
     "evaluation": "Evaluation",
     "hardware": "Hardware",
+    "sharding": "Several devices",
     "cost": "Cost",
     "policies": "When something goes wrong",
 }
 SECTION_GROUPS: tuple[tuple[str, ...], tuple[str, ...]] = (
-    ("model", "data", "hardware"),
+    ("model", "data", "hardware", "sharding"),
     ("adapter", "quantization", "training", "evaluation", "cost", "policies"),
 )
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")

@@ -240,6 +240,31 @@ class CostPart(Part):
     """Used for cost figures; empty takes the device table's price where it has one."""
 
 
+class ShardingPart(Part):
+    """Several devices: how many, who holds what, and the wires between them."""
+
+    num_processes: int = _shown(1, "Devices", ge=1, le=65_536)
+    """Processes in all, one on each device. Each takes ``per_device_train_batch_size`` samples at a time."""
+    num_machines: int = _shown(1, "Machines", ge=1, le=8192)
+    """Machines that share the processes equally."""
+    layout: Literal["ddp", "fsdp", "hybrid", "zero1", "zero2", "zero3"] = _shown("ddp", "Layout")
+    """What each device holds. ``ddp``: everything; ``fsdp``: its share of weights, gradients and optimizer state;
+    ``hybrid``: its share within a machine, with copies across machines; ``zero1``, ``zero2``, ``zero3``: DeepSpeed's
+    shares of the state, of the gradients too, of the weights too."""
+    tensor_parallel_size: int = _shown(1, "Tensor parallel", show="hidden", ge=1, le=64)
+    """Devices that split each matrix product; for estimates."""
+    pipeline_parallel_size: int = _shown(1, "Pipeline stages", show="hidden", ge=1, le=256)
+    """Stages that the layers are cut into; for estimates."""
+    network: Literal["auto", "nvlink", "pcie"] = _shown("auto", "Links in a machine")
+    """How the devices of one machine reach each other; ``auto``: NVLink where the device is sold with it, else PCIe."""
+    machine_network: Literal["25gbit", "100gbit", "400gbit"] = _shown("100gbit", "Link between machines")
+    """What one machine sends to the others."""
+    bucket_cap_mb: int = _shown(25, "Gradient bucket (MB)", show="hidden", ge=1, le=1000)
+    """Gradients are sent in buckets of this size while backward goes on."""
+    timeout_s: int = _shown(600, "Name a late device after (s)", show="hidden", ge=5, le=86_400)
+    """Seconds without progress after which the device that did not arrive is named and the run ends."""
+
+
 class PoliciesPart(Part):
     """What happens when something goes wrong."""
 

@@ -35,6 +35,7 @@ class Recipe(parts.Part):
     training: parts.TrainingPart = parts.TrainingPart()
     evaluation: parts.EvaluationPart = parts.EvaluationPart()
     hardware: parts.HardwarePart = parts.HardwarePart()
+    sharding: parts.ShardingPart = parts.ShardingPart()
     cost: parts.CostPart = parts.CostPart()
     policies: parts.PoliciesPart = parts.PoliciesPart()
 

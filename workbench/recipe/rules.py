@@ -184,4 +184,49 @@ def _adapter(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return problems
 
 
-_RULES: tuple[Rule, ...] = (_quantization, _precision, _attention, _data, _evaluation, _adapter)
+def _sharding(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    sharding, problems = recipe.sharding, []
+    count = sharding.num_processes
+    if count % sharding.num_machines:
+        fitting = max(size for size in range(1, sharding.num_machines + 1) if count % size == 0)
+        problems.append(
+            Problem(
+                "sharding.num_machines",
+                f"{count} processes cannot be shared equally by {sharding.num_machines} machines.",
+                (("sharding.num_machines", fitting),),
+            )
+        )
+    model_parallel = sharding.tensor_parallel_size * sharding.pipeline_parallel_size
+    if count % model_parallel:
+        problems.append(
+            Problem(
+                "sharding.num_processes",
+                f"{count} is no multiple of {model_parallel}, the devices that one copy of the model takes "
+                "(tensor_parallel_size x pipeline_parallel_size).",
+                (("sharding.num_processes", model_parallel * max(1, count // model_parallel)),),
+            )
+        )
+    cuts_weights = sharding.layout in ("fsdp", "hybrid", "zero3")
+    if count > 1 and cuts_weights and recipe.quantization.bits:
+        problems.append(
+            Problem(
+                "sharding.layout",
+                f"{sharding.layout} cannot cut weights in {recipe.quantization.bits} bits; ddp gives each device all.",
+                (("sharding.layout", "ddp"),),
+            )
+        )
+    if count > 1 and sharding.layout != "ddp" and recipe.training.optim in _BLOCKWISE_OPTIMIZERS:
+        problems.append(
+            Problem(
+                "training.optim",
+                f"{recipe.training.optim} keeps its state in blocks of whole weights, which {sharding.layout} cuts.",
+                (("training.optim", "adamw_torch_fused"),),
+            )
+        )
+    return problems
+
+
+# Their states are quantized in blocks, or factored by rows and columns, of a whole weight.
+_BLOCKWISE_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "adafactor")
+
+_RULES: tuple[Rule, ...] = (_quantization, _precision, _attention, _data, _evaluation, _adapter, _sharding)
