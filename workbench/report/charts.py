@@ -131,7 +131,10 @@ def render_line_chart(
         size: Width and height in px.
     """
     width, height = size
-    left, right, top, bottom = 52, 8, 26, 20
+    names = [(one.label, SERIES_COLOURS[i % len(SERIES_COLOURS)]) for i, one in enumerate(series)]
+    names += [(name, TEXT_COLOUR) for name, _ in lines]
+    legend_y = 14 if _legend_width(names) + text_width(title, 11.5) + 16 <= width else 28
+    left, right, top, bottom = 52, 8, legend_y + 12, 20
     drawn = [(one, thin_points(one.x, one.y)) for one in series]
     xs = [p[0] for _, points in drawn for p in points]
     ys = [p[1] for _, points in drawn for p in points] + [value for _, value in lines if math.isfinite(value)]
@@ -164,9 +167,7 @@ def render_line_chart(
                 )
         for index, (one, points) in enumerate(drawn):
             body.append(_line(one, [(px(a), py(b)) for a, b in points], SERIES_COLOURS[index % len(SERIES_COLOURS)]))
-    names = [(one.label, SERIES_COLOURS[i % len(SERIES_COLOURS)]) for i, one in enumerate(series)]
-    names += [(name, TEXT_COLOUR) for name, _ in lines]
-    body.append(_legend(names, width))
+    body.append(_legend(names, width, legend_y))
     return (
         f'<svg viewBox="0 0 {width} {height}" width="100%" role="img" aria-label="{escape(label)}" '
         f'xmlns="http://www.w3.org/2000/svg"><title>{escape(label)}</title>{"".join(body)}</svg>'
@@ -219,13 +220,22 @@ def _line(one: Series, points: Sequence[tuple[float, float]], colour: str) -> st
     return f'<path d="{path}" style="stroke:{colour};fill:none;{look}"/>'
 
 
-def _legend(names: Sequence[tuple[str, str]], width: int) -> str:
+def text_width(text: str, font_size: float) -> float:
+    """Return the px that a text takes at most in a wide sans-serif font (DejaVu Sans: 0.62 em a letter on average)."""
+    return len(text) * 0.62 * font_size
+
+
+def _legend_width(names: Sequence[tuple[str, str]]) -> float:
+    return sum(text_width(name, 10) + 23 for name, _ in names) if len(names) > 1 else 0.0
+
+
+def _legend(names: Sequence[tuple[str, str]], width: int, y: int) -> str:
+    """Return swatches and names, ending at the right border in the title's row, or in a row of their own."""
     if len(names) < 2:
         return ""
-    parts, x = [], float(width - 4)
-    for name, colour in reversed(names):
-        parts.append(svg_text(x, 14, name, anchor="end", faint=True))
-        x -= len(name) * 5.2 + 12
-        parts.append(f'<path d="M{x:.1f} 10.5h9" style="stroke:{colour};stroke-width:2.5"/>')
-        x -= 8
+    parts, x = [], max(0.0, width - 4 - _legend_width(names))
+    for name, colour in names:
+        parts.append(f'<path d="M{x:.1f} {y - 3.5}h9" style="stroke:{colour};stroke-width:2.5"/>')
+        parts.append(svg_text(round(x + 13, 1), y, name, faint=True))
+        x += text_width(name, 10) + 23
     return "".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ from workbench.report.charts import (
     render_line_chart,
     render_memory_bar,
     round_ticks,
+    text_width,
     thin_points,
 )
 from workbench.report.text import CATEGORY_LABELS
@@ -106,3 +108,18 @@ def test_bytes_are_ticked_in_binary_units() -> None:
 )  # fmt: skip
 def test_values_are_short(value: float, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
+
+
+def test_a_long_legend_takes_a_row_of_its_own_so_that_no_names_overlap() -> None:
+    def rows(names: list[str]) -> tuple[set[float], list[float]]:
+        series = [Series(name, [0.0, 1.0], [1.0, 2.0]) for name in names]
+        svg = render_line_chart("Memory", series)
+        found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>', svg)
+        legend = [(float(x), float(y), text) for x, y, text in found if text in names]
+        return {y for _, y, _ in legend}, [x for x, _, _ in legend]
+
+    assert rows(["raw", "mean"])[0] == {14.0}
+    heights, starts = rows(["peak", "at rest", "process", "predicted peak"])
+    assert heights == {28.0}
+    widths = [text_width(name, 10) for name in ("peak", "at rest", "process")]
+    assert all(after - before >= width + 13 for before, after, width in zip(starts, starts[1:], widths, strict=False))
