@@ -51,6 +51,7 @@ METRIC_COLUMNS = (
     "reserved_bytes",
     "process_bytes",
     "eval_loss",
+    "eval_accuracy",  # of a classifier: share of the held-out rows it gets right
 )
 
 

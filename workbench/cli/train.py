@@ -62,7 +62,8 @@ def _line_of(event: Event) -> str:
             parts.append(format_seconds(data["step_s"]))
         return "  ".join(parts)
     if event.kind == "evaluation":
-        return f"evaluation  eval_loss {data.get('eval_loss', float('nan')):.4f}"
+        accuracy = f"  eval_accuracy {data['eval_accuracy']:.3f}" if "eval_accuracy" in data else ""
+        return f"evaluation  eval_loss {data.get('eval_loss', float('nan')):.4f}{accuracy}"
     if event.kind == "checkpoint":
         return f"saved {data.get('path', '')}"
     if event.kind == "finding":

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import Problem, RecipeError
 from ..recipe import Recipe
+from .task import CLASSIFICATION, head_modules, task_of
 
 # Names of modules that hold the repeated layers; a number below them is a layer's index.
 _LAYER_INDEX = re.compile(r"\.(\d+)\.")
@@ -48,10 +49,10 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
         target_modules=targets,
         use_rslora=adapter.use_rslora,
         use_dora=adapter.use_dora,
-        modules_to_save=list(adapter.modules_to_save) or None,
+        modules_to_save=_modules_to_save(recipe, model) or None,
         layers_to_transform=layers or None,
-        exclude_modules=_unfit_modules(model) if targets == "all-linear" else None,
-        task_type="CAUSAL_LM",
+        exclude_modules=_unfit_modules(recipe, model) if targets == "all-linear" else None,
+        task_type=task_of(recipe).peft_type,
     )
     is_meta = next(model.parameters()).device.type == "meta"
     # On the meta device the adapter would be drawn with real numbers on the CPU and then thrown away.
@@ -70,11 +71,24 @@ _MAMBA_TYPES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemot
 _MAMBA_MODULES = ("out_proj", "conv1d")
 
 
-def _unfit_modules(model: nn.Module) -> list[str] | None:
+def _heads(recipe: Recipe, model: nn.Module) -> list[str]:
+    """Return the modules of a new head: random as they are, they train whole beside the adapter."""
+    return head_modules(model) if recipe.model.task == CLASSIFICATION else []
+
+
+def _modules_to_save(recipe: Recipe, model: nn.Module) -> list[str]:
+    """Return the modules that train whole beside the adapter; PEFT adds ``score`` and ``classifier`` by itself."""
+    heads = [name for name in _heads(recipe, model) if name not in ("score", "classifier")]
+    return list(dict.fromkeys((*recipe.adapter.modules_to_save, *heads)))
+
+
+def _unfit_modules(recipe: Recipe, model: nn.Module) -> list[str] | None:
     """Return the Linear modules that ``all-linear`` leaves out, or None where it takes them all.
 
-    A subclass of Linear with a forward of its own (the router of Llama 4 returns a pair) is not what an adapter wraps.
+    A subclass of Linear with a forward of its own (the router of Llama 4 returns a pair) is not what an adapter wraps,
+    and a head that trains whole needs no adapter.
     """
+    heads = _heads(recipe, model)
     config: Any = getattr(model, "config", None)
     is_mamba = getattr(config, "model_type", None) in _MAMBA_TYPES
     names = []
@@ -82,7 +96,8 @@ def _unfit_modules(model: nn.Module) -> list[str] | None:
         # bitsandbytes' own forward and torch's are plain products.
         defined_in = type(module).forward.__module__.split(".")[0]
         is_special = isinstance(module, nn.Linear) and defined_in not in ("torch", "bitsandbytes", "accelerate")
-        if is_special or (is_mamba and name.rsplit(".", 1)[-1] in _MAMBA_MODULES):
+        in_head = isinstance(module, nn.Linear) and name.split(".")[0] in heads
+        if is_special or in_head or (is_mamba and name.rsplit(".", 1)[-1] in _MAMBA_MODULES):
             names.append(name)
     return names or None
 

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..recipe import Recipe
 from .encoding import IGNORED
+from .task import CAUSAL, CLASSIFICATION, IMAGE_TEXT, SEQ2SEQ
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
     Batch = dict[str, torch.Tensor]
+# What some models take for each token beside its id; padding gets 0.
+TOKEN_COLUMNS = ("token_type_ids", "mm_token_type_ids")
+LABEL_KINDS = {CAUSAL: "tokens", IMAGE_TEXT: "tokens", SEQ2SEQ: "answer", CLASSIFICATION: "class"}
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,18 @@ class Collator:
     Attributes:
         pad_token_id: What fills up; it is never learned and never attended to.
         length: Every batch is padded to this length; None pads to the longest sample of the batch.
+        labels: ``"tokens"``, one a token, predicted from the ones before; ``"answer"``, the tokens of another text;
+            ``"class"``, one a row.
     """
 
     pad_token_id: int
     length: int | None = None
+    labels: str = "tokens"
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """Return ``input_ids`` and ``labels`` (B, S), int64, with what the model needs besides.
+
+        The labels of a classifier are (B,), those of an encoder-decoder (B, T).
 
         ``attention_mask`` (B, S) is there only when something is padded: a mask changes the attention kernel. Packed
         samples bring ``position_ids`` (B, S), which keep samples apart, and never a mask: with one, transformers would
@@ -46,19 +55,39 @@ class Collator:
         is_packed = "position_ids" in samples[0]
         batch = {
             "input_ids": torch.full((len(samples), width), self.pad_token_id, dtype=torch.long),
-            "labels": torch.full((len(samples), width), IGNORED, dtype=torch.long),
+            "labels": self._labels(samples, width),
         }
+        for name in TOKEN_COLUMNS:
+            if name in samples[0]:
+                batch[name] = torch.zeros((len(samples), width), dtype=torch.long)
         if is_packed:
             batch["position_ids"] = torch.zeros((len(samples), width), dtype=torch.long)
         elif min(lengths) < width:
             batch["attention_mask"] = torch.zeros((len(samples), width), dtype=torch.long)
         for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-            for name in ("input_ids", "labels", "position_ids"):
+            for name in ("input_ids", *TOKEN_COLUMNS, "position_ids"):
                 if name in batch:
                     batch[name][row, :length] = torch.as_tensor(sample[name], dtype=torch.long)
             if "attention_mask" in batch:
                 batch["attention_mask"][row, :length] = 1
         return batch
+
+    def _labels(self, samples: Sequence[Mapping[str, Any]], width: int) -> torch.Tensor:
+        import torch
+
+        rows = [torch.as_tensor(sample["labels"], dtype=torch.long) for sample in samples]
+        if self.labels == "class":
+            return torch.cat(rows)
+        if self.labels == "answer":
+            width = max(len(row) for row in rows) if self.length is None else self.length
+        labels = torch.full((len(rows), width), IGNORED, dtype=torch.long)
+        for index, row in enumerate(rows):
+            labels[index, : len(row)] = row
+        return labels
+
+    def count(self, batch: Mapping[str, Any]) -> TokenCounts:
+        """Return what a batch holds."""
+        return count_tokens(batch, shifts_labels=self.labels == "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +99,13 @@ class TokenCounts:
     num_supervised_tokens: int
 
 
-def count_tokens(batch: Mapping[str, Any]) -> TokenCounts:
-    """Return what a batch of the Collator holds. Tensors may lie on any device (one synchronisation)."""
+def count_tokens(batch: Mapping[str, Any], *, shifts_labels: bool = True) -> TokenCounts:
+    """Return what a batch of the Collator holds. Tensors may lie on any device (one synchronisation).
+
+    Args:
+        batch: From the Collator.
+        shifts_labels: Whether each label is predicted from the tokens before it, so that a row's first is never used.
+    """
     ids = batch["input_ids"]
     total = ids.numel()
     if "attention_mask" in batch:
@@ -85,8 +119,8 @@ def count_tokens(batch: Mapping[str, Any]) -> TokenCounts:
         real = int(((positions != 0) * places).amax(dim=1).sum())
     else:
         real = total
-    # The model predicts each token from the ones before it, so the first label of a row is never used.
-    supervised = int((batch["labels"][:, 1:] != IGNORED).sum())
+    labels = batch["labels"]
+    supervised = int(((labels[:, 1:] if shifts_labels and labels.ndim > 1 else labels) != IGNORED).sum())
     return TokenCounts(real, total - real, supervised)
 
 
@@ -95,4 +129,5 @@ def build_collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collat
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     pad = next(token for token in candidates if token is not None)
     is_fixed = recipe.data.padding == "max_length" and not recipe.data.packing
-    return Collator(int(pad), recipe.data.max_length if is_fixed else None)
+    length = recipe.data.max_length if is_fixed else None
+    return Collator(int(pad), length, LABEL_KINDS[recipe.model.task])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from ..events import Cancel, Progress, ProgressCallback
 from ..recipe import Recipe
 from . import padding
 from .collator import Collator, build_collator
+from .encoders import RowEncoder, classes_of, encoder_for
 from .encoding import Encoded, Encoder, encode_indices
 from .packing import join_samples, pack_lengths
 from .padding import Histogram, PaddingShares
 from .preview import PreviewRow, preview_rows
-from .row_format import detect_format
-from .rows import BadRow, RowSource, first_good, open_evaluation_rows, open_rows
+from .rows import BadRow, RowSource, open_evaluation_rows, open_rows
 
 if TYPE_CHECKING:
     import datasets
@@ -65,8 +65,10 @@ class DataReport:
         supervised_fraction: Of the training tokens, those that are learned.
         padding: Share of padding under each choice.
         histogram: Token lengths before cutting.
-        template: Where the answers were found: the name of a training template, ``"own"``, or ``"placeholders"``.
+        template: Where the answers were found: the name of a training template, ``"own"``, or ``"placeholders"``; empty
+            where there is no chat.
         notes: Sentences worth showing.
+        classes: Training rows of each class, by name; empty where there are none.
     """
 
     name: str
@@ -82,6 +84,7 @@ class DataReport:
     histogram: Histogram
     template: str
     notes: tuple[str, ...] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,15 @@ class PreparedData:
     """A training set of tokens.
 
     Attributes:
-        train: Columns ``input_ids``, ``labels``, ``length``, and ``position_ids`` when packed; int32.
+        train: Columns ``input_ids``, ``labels``, ``length``, and ``position_ids`` when packed; int32. Rows with images
+            have the column ``images``.
         evaluation: The same without packing, or None.
         lengths: int32, tokens of each training sample after cutting (of each sequence when packed).
         raw_lengths: int32, tokens of each training row before cutting and packing.
         num_supervised_tokens: Tokens of the training set that are learned.
         num_tokens: Tokens of the training set.
         report: What was made of the rows.
+        classes: Names of a classifier's classes in the order of their ids; empty for other tasks.
     """
 
     train: datasets.Dataset
@@ -105,27 +110,36 @@ class PreparedData:
     num_supervised_tokens: int
     num_tokens: int
     report: DataReport
+    classes: tuple[str, ...] = ()
 
 
 def prepare_data(
     recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     *,
+    known_classes: Sequence[str] = (),
     progress: ProgressCallback | None = None,
     cancel: Cancel | None = None,
 ) -> PreparedData:
     """Read, split, tokenize and (where asked) pack the data of ``recipe``.
+
+    Args:
+        recipe: The settings.
+        tokenizer: From ``load_tokenizer``; for images it is a processor.
+        known_classes: Classes of a classifier that was trained before, from ``task.own_labels``.
+        progress: Told about the stage ``"tokenize"``.
+        cancel: Ends the work.
 
     Raises:
         DataError: The data cannot be found, or no row of it can be used; the message names line and reason.
         Cancelled: The user cancelled.
     """
     source = open_rows(recipe, progress=progress, cancel=cancel)
-    encoder = _encoder_for(recipe, tokenizer, source)
+    encoder = encoder_for(recipe, tokenizer, source, known_classes, cancel)
     run = _Tokenizing(recipe, progress, cancel)
     held_out, evaluation_source = _choose_held_out(recipe, source, progress, cancel)
     if evaluation_source is not None:
-        evaluation_encoder = _encoder_for(recipe, tokenizer, evaluation_source)
+        evaluation_encoder = encoder_for(recipe, tokenizer, evaluation_source, classes_of(encoder), cancel)
         order = np.random.default_rng(SPLIT_SEED).permutation(len(evaluation_source))
         evaluation, _ = run.take(evaluation_encoder, evaluation_source, order, recipe.evaluation.max_rows)
         rest = np.arange(len(source))
@@ -138,19 +152,6 @@ def prepare_data(
     if not samples:
         raise _nothing_usable(source, run)
     return _assemble(recipe, source, encoder, samples, evaluation, run)
-
-
-def _encoder_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, source: RowSource) -> Encoder:
-    """Return the Encoder for the rows of ``source``.
-
-    Raises:
-        DataError: No row can be read, or the columns mean nothing.
-    """
-    first = first_good(source, 50)
-    if not first:
-        broken = next(row for row in source.fetch([0]) if isinstance(row, BadRow))
-        raise DataError(f"{broken}. No row of {source.name} can be read; correct that line first.")
-    return Encoder(recipe.data, tokenizer, detect_format(recipe.data, first, source.name))
 
 
 def _choose_held_out(
@@ -176,7 +177,7 @@ class _Tokenizing:
     num_done: int = 0
 
     def take(
-        self, encoder: Encoder, source: RowSource, order: np.ndarray, wanted: int | None
+        self, encoder: RowEncoder, source: RowSource, order: np.ndarray, wanted: int | None
     ) -> tuple[list[Encoded], int]:
         """Return up to ``wanted`` usable rows in ``order`` (all when None), and how many were looked at."""
         total = len(order) if wanted is None else min(wanted, len(order))
@@ -206,7 +207,7 @@ class _Tokenizing:
 
 @contextlib.contextmanager
 def _encoded_batches(
-    encoder: Encoder, source: RowSource, order: np.ndarray, batch_rows: int, num_proc: int
+    encoder: RowEncoder, source: RowSource, order: np.ndarray, batch_rows: int, num_proc: int
 ) -> Iterator[Iterator[list[Encoded | BadRow]]]:
     """Yield an iterator over the encoded batches of ``order``, in order, made here or by worker processes."""
     batches = [order[start : start + batch_rows].tolist() for start in range(0, len(order), batch_rows)]
@@ -240,10 +241,10 @@ def _in_order(
         yield future.result()
 
 
-_worker: dict[str, tuple[Encoder, RowSource]] = {}
+_worker: dict[str, tuple[RowEncoder, RowSource]] = {}
 
 
-def _set_worker(encoder: Encoder, source: RowSource) -> None:
+def _set_worker(encoder: RowEncoder, source: RowSource) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # The processes are the parallelism.
     _worker["job"] = (encoder, source)
 
@@ -272,16 +273,16 @@ def _nothing_usable(source: RowSource, run: _Tokenizing) -> DataError:
 def _assemble(
     recipe: Recipe,
     source: RowSource,
-    encoder: Encoder,
+    encoder: RowEncoder,
     samples: Sequence[Encoded],
     evaluation: Sequence[Encoded],
     run: _Tokenizing,
 ) -> PreparedData:
     raw_lengths = np.array([sample.raw_length for sample in samples], dtype=np.int32)
     cut_lengths = np.array([sample.input_ids.size for sample in samples], dtype=np.int32)
-    pairs = [(sample.input_ids, sample.labels) for sample in samples]
     max_length = recipe.data.max_length
     if recipe.data.packing:
+        pairs = [(sample.input_ids, sample.labels) for sample in samples]
         joined = [join_samples([pairs[i] for i in group]) for group in pack_lengths(cut_lengths, max_length)]
         columns = {
             "input_ids": [row[0] for row in joined],
@@ -289,7 +290,7 @@ def _assemble(
             "position_ids": [row[2] for row in joined],
         }
     else:
-        columns = {"input_ids": [ids for ids, _ in pairs], "labels": [labels for _, labels in pairs]}
+        columns = _columns(samples)
     num_tokens = int(cut_lengths.sum())
     num_supervised = sum(sample.num_supervised for sample in samples)
     bad_rows = sorted(run.bad_rows, key=lambda row: (row.file, row.line))
@@ -310,34 +311,67 @@ def _assemble(
             seed=recipe.training.seed,
         ),
         histogram=padding.length_histogram(raw_lengths),
-        template=encoder.chat.training_template or "placeholders",
+        template=_template(encoder),
         notes=_notes(recipe, encoder, raw_lengths, bad_rows, len(evaluation)),
+        classes=_count_classes(encoder, samples),
     )
-    held_out = {"input_ids": [e.input_ids for e in evaluation], "labels": [e.labels for e in evaluation]}
     return PreparedData(
-        train=build_dataset(columns),
-        evaluation=build_dataset(held_out) if evaluation else None,
+        train=build_dataset(columns, _images(samples)),
+        evaluation=build_dataset(_columns(evaluation), _images(evaluation)) if evaluation else None,
         lengths=np.array([row.size for row in columns["input_ids"]], dtype=np.int32),
         raw_lengths=raw_lengths,
         num_supervised_tokens=num_supervised,
         num_tokens=num_tokens,
         report=report,
+        classes=classes_of(encoder),
     )
 
 
+def _columns(samples: Sequence[Encoded]) -> dict[str, list[np.ndarray]]:
+    """Return samples by column; what only some rows have for each token is 0 in the others."""
+    columns = {"input_ids": [each.input_ids for each in samples], "labels": [each.labels for each in samples]}
+    for name in sorted({name for sample in samples for name in sample.extra}):
+        columns[name] = [each.extra.get(name, np.zeros_like(each.input_ids)) for each in samples]
+    return columns
+
+
+def _images(samples: Sequence[Encoded]) -> list[tuple[str | bytes, ...]] | None:
+    return [sample.images for sample in samples] if any(sample.images for sample in samples) else None
+
+
+def _template(encoder: RowEncoder) -> str:
+    chat = getattr(encoder, "chat", None)
+    return "" if chat is None else chat.training_template or "placeholders"
+
+
+def _count_classes(encoder: RowEncoder, samples: Sequence[Encoded]) -> dict[str, int]:
+    classes = classes_of(encoder)
+    if not classes:
+        return {}
+    counts = np.bincount([int(sample.labels[0]) for sample in samples], minlength=len(classes))
+    return {name: int(count) for name, count in zip(classes, counts, strict=True)}
+
+
 def _notes(
-    recipe: Recipe, encoder: Encoder, raw_lengths: np.ndarray, bad_rows: Sequence[BadRow], num_evaluation: int
+    recipe: Recipe, encoder: RowEncoder, raw_lengths: np.ndarray, bad_rows: Sequence[BadRow], num_evaluation: int
 ) -> tuple[str, ...]:
     notes = []
     if bad_rows:
         notes.append(f"{len(bad_rows)} rows cannot be used and are left out. The first: {bad_rows[0]}.")
+    ends = (
+        "an answer that is cut does not teach the model to stop" if not classes_of(encoder) else "the end is not read"
+    )
     truncated = int((raw_lengths > recipe.data.max_length).sum())
     if truncated:
         notes.append(
             f"{truncated} of {len(raw_lengths)} rows are longer than {recipe.data.max_length} tokens and are cut at "
-            f"the end (the longest has {int(raw_lengths.max())}); a cut answer does not teach the model to stop."
+            f"the end (the longest has {int(raw_lengths.max())}); {ends}."
         )
-    if encoder.row_format.kind == "prompt_completion" and encoder.chat.training_template is not None:
+    if (
+        encoder.row_format.kind == "prompt_completion"
+        and isinstance(encoder, Encoder)
+        and encoder.chat.training_template
+    ):
         notes.append(
             "Prompt and completion are joined as they stand. Set data.format=chat to use the model's chat template."
         )
@@ -346,16 +380,29 @@ def _notes(
     return tuple(notes)
 
 
-def build_dataset(columns: dict[str, list[np.ndarray]]) -> datasets.Dataset:
-    """Return an in-memory Dataset of int32 lists, with a column ``length``."""
+def build_dataset(
+    columns: dict[str, list[np.ndarray]], images: Sequence[tuple[str | bytes, ...]] | None = None
+) -> datasets.Dataset:
+    """Return an in-memory Dataset of int32 lists, with a column ``length`` (of the first column's lists).
+
+    Args:
+        columns: Lists of integers by column.
+        images: Paths or encoded bytes of each row's images; they are decoded when a batch is made.
+    """
     import datasets
     import pyarrow as pa
 
     arrays: dict[str, pa.Array] = {}
-    lengths = np.array([row.size for row in next(iter(columns.values()))], dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
     for name, rows in columns.items():
+        offsets = np.concatenate([[0], np.cumsum([row.size for row in rows])])
         values = pa.array(np.concatenate(rows), type=pa.int32())
         arrays[name] = pa.LargeListArray.from_arrays(pa.array(offsets, type=pa.int64()), values)
-    arrays["length"] = pa.array(lengths.astype(np.int32))
-    return datasets.Dataset(datasets.table.InMemoryTable(pa.table(arrays))).with_format("numpy")
+    lengths = np.array([row.size for row in next(iter(columns.values()))], dtype=np.int32)
+    arrays["length"] = pa.array(lengths)
+    if images is not None:
+        kind = pa.struct([("path", pa.string()), ("bytes", pa.large_binary())])
+        described = [[{"path": one} if isinstance(one, str) else {"bytes": one} for one in each] for each in images]
+        arrays["images"] = pa.array(described, type=pa.large_list(kind))
+    dataset = datasets.Dataset(datasets.table.InMemoryTable(pa.table(arrays)))
+    # Not "numpy" for images: it cuts zero bytes off the end of what it takes for text.
+    return dataset.with_format("numpy", columns=[*columns, "length"], output_all_columns=images is not None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,12 +28,17 @@ class Encoded:
         input_ids: int32, (length,), cut at ``max_length``.
         labels: int32, (length,): the token where it is learned, else IGNORED. The first is always ignored: nothing
             stands before it that could predict it.
+            A classifier has one label a row: its class, (1,); an encoder-decoder the answer's tokens.
         raw_length: Tokens before cutting.
+        extra: What else a model takes for each token, by name: int32, (length,).
+        images: The row's images, as paths (texts) or encoded bytes.
     """
 
     input_ids: np.ndarray
     labels: np.ndarray
     raw_length: int
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)
+    images: tuple[str | bytes, ...] = ()
 
     @property
     def num_supervised(self) -> int:
@@ -192,6 +197,15 @@ def supervised_tokens(offsets: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
     return supervised
 
 
-def encode_indices(encoder: Encoder, source: RowSource, indices: Sequence[int]) -> list[Encoded | BadRow]:
+class RowEncoder(Protocol):
+    """What turns the rows of a task into samples. Can be pickled for workers."""
+
+    row_format: Any
+
+    def encode(self, rows: Sequence[RawRow | BadRow]) -> list[Encoded | BadRow]:
+        """Return one sample, or what is wrong, per row."""
+
+
+def encode_indices(encoder: RowEncoder, source: RowSource, indices: Sequence[int]) -> list[Encoded | BadRow]:
     """Fetch and encode the rows at ``indices``."""
     return encoder.encode(source.fetch(indices))

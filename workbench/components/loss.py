@@ -13,6 +13,7 @@ from torch.nn import functional
 from ..errors import ModelError
 from ..recipe import Recipe
 from .checkpointing import run_checkpointed
+from .task import CLASSIFICATION, SEQ2SEQ, task_of
 
 IGNORE_INDEX = -100
 
@@ -29,19 +30,23 @@ _DIVISOR = "logits_scaling"  # Granite: logits / divisor
 def compute_loss(
     recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor], num_items: Tensor | int | None
 ) -> Tensor:
-    """Return the loss of one micro-batch, as transformers' ``ForCausalLMLoss`` defines it.
+    """Return the loss of one micro-batch: over its tokens, as transformers' ``ForCausalLMLoss``, or over its classes.
 
     Args:
         recipe: ``training.loss_type`` decides how it is computed, not what it is.
-        model: A causal language model, with or without an adapter around it.
+        model: The model of ``model.task``, with or without an adapter around it.
         batch: ``input_ids`` and ``labels`` (B, S), and what else the model takes (``attention_mask``,
-            ``position_ids``). ``labels`` are not shifted; -100 is not learned.
+            ``position_ids``). ``labels`` are not shifted; -100 is not learned. Of a classifier they are one class a
+            row (B,), of an encoder-decoder the tokens of the answer (B, T).
         num_items: Supervised tokens of the whole optimizer step: the sum over this micro-batch is divided by it, so
             that micro-batches add up to the mean over tokens. None takes the mean over this micro-batch.
 
     Returns:
         A float32 scalar with a graph.
     """
+    if not task_of(recipe).shifts_labels:
+        logits = answer_logits(recipe, model, batch)
+        return _plain_nll(logits, batch["labels"], num_items)
     if recipe.training.loss_type == "chunked_nll":
         return _chunked_nll(model, batch, num_items)
     if _accepts_loss_arguments(_causal_model(model)):
@@ -55,9 +60,52 @@ def compute_loss(
     return ForCausalLMLoss(logits, batch["labels"], logits.shape[-1], num_items_in_batch=num_items)
 
 
+def answer_logits(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits (B, classes) of a classifier, or (B, T, vocabulary) of an encoder-decoder."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    if recipe.model.task == SEQ2SEQ:
+        # The decoder reads the answer moved right by one; each family begins it with a token of its own.
+        inputs["decoder_input_ids"] = _decoder_inputs(_causal_model(model), batch["labels"])
+    logits: Tensor = model(**inputs).logits
+    return logits
+
+
+def _decoder_inputs(model: Any, labels: Tensor) -> Tensor:
+    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if own is not None:
+        return own(labels=labels)
+    config = model.config.get_text_config(decoder=True)
+    start = model.config.decoder_start_token_id
+    start = getattr(config, "bos_token_id", None) if start is None else start
+    shifted = functional.pad(labels[:, :-1], (1, 0), value=0 if start is None else start)
+    return shifted.masked_fill(shifted == IGNORE_INDEX, getattr(config, "pad_token_id", None) or 0)
+
+
+def _plain_nll(logits: Tensor, labels: Tensor, num_items: Tensor | int | None) -> Tensor:
+    """Return the cross-entropy of labels that stand for themselves: no label belongs to the place before it."""
+    logits, labels = logits.float().flatten(0, -2), labels.reshape(-1)
+    if num_items is None:
+        return functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
+    total = functional.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / (num_items.to(total.device) if isinstance(num_items, Tensor) else num_items)
+
+
+def evaluate_batch(recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the summed loss of a batch and, of a classifier, how many rows it gets right (else None)."""
+    if recipe.model.task != CLASSIFICATION:
+        return compute_loss(recipe, model, batch, 1), None
+    logits, labels = answer_logits(recipe, model, batch), batch["labels"]
+    num_right = ((logits.argmax(-1) == labels) & (labels != IGNORE_INDEX)).sum()
+    return _plain_nll(logits, labels, 1), num_right
+
+
 def count_items(batches: Iterable[Mapping[str, Any]]) -> int:
-    """Return the supervised tokens of some batches; the first token of a row is never predicted, so it never counts."""
-    return sum(int(batch["labels"][..., 1:].ne(IGNORE_INDEX).sum()) for batch in batches)
+    """Return the supervised tokens (or rows) of some batches.
+
+    A token is predicted from the ones before it, so the first of a row never counts; a class of a row (B,) does.
+    """
+    labels = (batch["labels"] for batch in batches)
+    return sum(int((each if each.ndim == 1 else each[..., 1:]).ne(IGNORE_INDEX).sum()) for each in labels)
 
 
 def require_plain_head(model: nn.Module) -> None:

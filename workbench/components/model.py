@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,8 @@ from ..hardware import Device
 from ..recipe import Recipe
 from . import adapter, checkpointing, loss, quantization
 from .precision import Precision, load_weight_dtype, resolve_precision
-from .quiet import no_progress_bars
+from .quiet import expected_report, no_progress_bars
+from .task import CLASSIFICATION, auto_class, head_modules, model_class
 
 if TYPE_CHECKING:
     from .source import ModelSource
@@ -135,16 +137,15 @@ def attention_implementation(recipe: Recipe, config: Any) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     wanted = recipe.model.attn_implementation
-    if wanted == "sdpa" and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return "sdpa" if MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_sdpa else "eager"
+    found = model_class(recipe.model.task, config) if wanted == "sdpa" else None
+    if found is not None:
+        return "sdpa" if found._supports_sdpa else "eager"
     return wanted
 
 
 def _skeleton(recipe: Recipe, config: Any, precision: Precision) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        return auto_class(recipe).from_config(
             config,
             dtype=precision.weight_dtype,
             attn_implementation=attention_implementation(recipe, config),
@@ -160,8 +161,6 @@ def _load(
     place: str,
     allow_random_weights: bool,
 ) -> nn.Module:
-    from transformers import AutoModelForCausalLM
-
     dtype = precision.weight_dtype
     options: dict[str, Any] = {
         "attn_implementation": attention_implementation(recipe, config),
@@ -174,18 +173,24 @@ def _load(
                 "Give a hub id or a folder that holds the weights as safetensors."
             )
         with torch.device(place):
-            return AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+            return auto_class(recipe).from_config(config, dtype=dtype, **options)
     if recipe.quantization.bits:
-        named = recipe.quantization.llm_int8_skip_modules
+        named = recipe.quantization.llm_int8_skip_modules or recipe.model.task == CLASSIFICATION
         skip = quantization.skipped_modules(recipe, _skeleton(recipe, config, precision)) if named else ()
         options["quantization_config"] = quantization.quantization_config(recipe, precision, skip)
     if place == "cuda" or recipe.quantization.bits:
         options["device_map"] = {"": torch.cuda.current_device() if place == "cuda" else "cpu"}
     try:
-        with no_progress_bars():
+        with no_progress_bars(), expected_report(recipe.model.task == CLASSIFICATION):
             # Only safetensors: the older format is a pickle, which runs code when it is read.
-            return AutoModelForCausalLM.from_pretrained(
-                source.path, config=config, dtype=dtype, revision=source.revision, use_safetensors=True, **options
+            model, found = auto_class(recipe).from_pretrained(
+                source.path,
+                config=config,
+                dtype=dtype,
+                revision=source.revision,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
             )
     except OSError as error:
         raise ModelError(
@@ -194,6 +199,20 @@ def _load(
         ) from error
 
 
+    if recipe.model.task == CLASSIFICATION:
+        _require_weights(model, found["missing_keys"], source.name)
+    return model
+
+
+def _require_weights(model: nn.Module, missing: Iterable[str], name: str) -> None:
+    """Raise ModelError where weights are missing that no fine-tuning makes; a new head starts at random."""
+    heads = tuple(f"{head}." for head in head_modules(model))
+    absent = sorted(key for key in missing if not key.startswith(heads))
+    if absent:
+        raise ModelError(
+            f"The weights of {name} lack {len(absent)} tensors of a {type(model).__name__}, such as {absent[0]}. "
+            "Choose a model that was saved for this task, or another model.task."
+        )
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import MissingPackageError
 from ..recipe import Recipe
 from .precision import Precision
+from .task import CLASSIFICATION, head_modules
 
 
 def quantization_config(recipe: Recipe, precision: Precision, skip_modules: Sequence[str] = ()) -> Any | None:
@@ -52,7 +53,9 @@ def skipped_modules(recipe: Recipe, model: nn.Module) -> list[str]:
     """
     from transformers.quantizers.base import get_keys_to_not_convert
 
-    return sorted({*get_keys_to_not_convert(model), *recipe.quantization.llm_int8_skip_modules})
+    # A classification head is trained whole beside the adapter, so it has to stay unpacked.
+    heads = head_modules(model) if recipe.model.task == CLASSIFICATION else []
+    return sorted({*get_keys_to_not_convert(model), *recipe.quantization.llm_int8_skip_modules, *heads})
 
 
 def quantize_meta_model(model: nn.Module, config: Any, precision: Precision) -> None:

@@ -18,3 +18,17 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def expected_report(is_expected: bool) -> Iterator[None]:
+    """Keep transformers from printing which weights are new, where it is known that some are."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    if is_expected:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

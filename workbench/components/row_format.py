@@ -95,9 +95,9 @@ class RowFormat:
             if self.messages_column:
                 return self._read_messages(raw.values)
             if self.text_column:
-                return TextRow(_text(raw.values, self.text_column, needed=True))
+                return TextRow(text_of(raw.values, self.text_column, needed=True))
             return self._read_pair(raw.values)
-        except _FieldError as error:
+        except FieldError as error:
             return BadRow(raw.file, raw.line, error.field, error.reason)
 
     def _read_messages(self, values: Mapping[str, Any]) -> ChatRow:
@@ -113,8 +113,8 @@ class RowFormat:
             before = _messages(prompt, self.prompt_column)
             after = _messages(completion, self.completion_column)
             return ChatRow(before + after, sum(message["role"] == "assistant" for message in before))
-        question = _text(values, self.prompt_column, needed=self.kind == "chat")
-        answer = _text(values, self.completion_column, needed=True)
+        question = text_of(values, self.prompt_column, needed=self.kind == "chat")
+        answer = text_of(values, self.completion_column, needed=True)
         extra = values.get(self.input_column) if self.input_column else None
         if isinstance(extra, str) and extra.strip():
             question = f"{question}\n\n{extra}"
@@ -126,7 +126,9 @@ class RowFormat:
         return ChatRow(messages)
 
 
-class _FieldError(ValueError):
+class FieldError(ValueError):
+    """A column of a row is wrong: which one, and what is wrong with it."""
+
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(reason)
         self.field, self.reason = field, reason
@@ -142,12 +144,14 @@ def detect_format(data: DataPart, rows: Sequence[RawRow], name: str) -> RowForma
     for field in ("messages_column", "prompt_column", "completion_column", "text_column"):
         chosen = getattr(data, field)
         if chosen and chosen not in columns:
-            raise DataError(f"{name} has no column {chosen!r} (data.{field}). Its columns are {_listed(columns)}.")
+            raise DataError(
+                f"{name} has no column {chosen!r} (data.{field}). Its columns are {listed_columns(columns)}."
+            )
     found = _chosen_format(data, columns, rows) or _named_format(data.format, columns, rows)
     if found is None:
         wanted = "" if data.format == "auto" else f" that data.format={data.format} needs"
         raise DataError(
-            f"{name} has no columns{wanted} that are known by name; its columns are {_listed(columns)}. "
+            f"{name} has no columns{wanted} that are known by name; its columns are {listed_columns(columns)}. "
             "Set data.messages_column, data.prompt_column with data.completion_column, or data.text_column."
         )
     return found
@@ -198,25 +202,26 @@ def _looks_like_messages(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
-def _listed(columns: Sequence[str]) -> str:
+def listed_columns(columns: Sequence[str]) -> str:
+    """Return the names of columns for a message."""
     shown = ", ".join(repr(column)[:60] for column in columns[:12])
     return (shown or "none") + (f" and {len(columns) - 12} more" if len(columns) > 12 else "")
 
 
-def _text(values: Mapping[str, Any], column: str, *, needed: bool) -> str:
+def text_of(values: Mapping[str, Any], column: str, *, needed: bool) -> str:
     """Return the text in ``column``.
 
     Raises:
-        _FieldError: It is missing, not a text, or empty where it is ``needed``.
+        FieldError: It is missing, not a text, or empty where it is ``needed``.
     """
     if column not in values:
-        raise _FieldError(column, "it is missing")
+        raise FieldError(column, "it is missing")
     value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise _FieldError(column, "it is empty" if value is None else f"it is a {type(value).__name__}, not a text")
+        raise FieldError(column, "it is empty" if value is None else f"it is a {type(value).__name__}, not a text")
     text = value if isinstance(value, str) else str(value)
     if needed and not text.strip():
-        raise _FieldError(column, "it is empty")
+        raise FieldError(column, "it is empty")
     return text
 
 
@@ -224,39 +229,39 @@ def _messages(value: Any, column: str) -> list[dict[str, str]]:
     """Return chat messages with ``role`` and ``content`` from either spelling.
 
     Raises:
-        _FieldError: It is no list of messages, or one of them is incomplete.
+        FieldError: It is no list of messages, or one of them is incomplete.
     """
     if isinstance(value, str):  # CSV and some Parquet files hold the list as JSON text
         try:
             value = json.loads(value)
         except ValueError:
-            raise _FieldError(column, "it is a text, not a list of messages") from None
+            raise FieldError(column, "it is a text, not a list of messages") from None
     if value is None or value == []:
-        raise _FieldError(column, "it is missing" if value is None else "it holds no messages")
+        raise FieldError(column, "it is missing" if value is None else "it holds no messages")
     if not isinstance(value, list):
-        raise _FieldError(column, f"it is a {type(value).__name__}, not a list of messages")
+        raise FieldError(column, f"it is a {type(value).__name__}, not a list of messages")
     return [_message(item, f"{column}[{index}]") for index, item in enumerate(value)]
 
 
 def _message(item: Any, field: str) -> dict[str, str]:
     if not isinstance(item, Mapping):
-        raise _FieldError(field, f"it is a {type(item).__name__}, not a message with role and content")
+        raise FieldError(field, f"it is a {type(item).__name__}, not a message with role and content")
     role = item.get("role", item.get("from"))
     if not isinstance(role, str) or not role.strip():
-        raise _FieldError(f"{field}.role", "it is missing")
+        raise FieldError(f"{field}.role", "it is missing")
     content = item.get("content", item.get("value"))
     if isinstance(content, list):  # parts, as multimodal chats have them
         parts = [
             part.get("text") for part in content if isinstance(part, Mapping) and part.get("type", "text") == "text"
         ]
         if len(parts) != len(content) or not all(isinstance(part, str) for part in parts):
-            raise _FieldError(f"{field}.content", "it has parts that are not text")
+            raise FieldError(f"{field}.content", "it has parts that are not text")
         content = "".join(str(part) for part in parts)
     if not isinstance(content, str):
-        raise _FieldError(
+        raise FieldError(
             f"{field}.content", "it is missing" if content is None else f"it is a {type(content).__name__}, not a text"
         )
     role = ROLES.get(role.strip().lower(), role.strip().lower())
     if role == "assistant" and not content.strip():
-        raise _FieldError(f"{field}.content", "it is empty")
+        raise FieldError(f"{field}.content", "it is empty")
     return {"role": role, "content": content}

@@ -331,6 +331,10 @@ class HubRows:
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Return the names of the classes in ``column``, where the data set says them."""
+        return tuple(getattr(self._dataset.features.get(column), "names", None) or ())
+
     def fetch(self, indices: Sequence[int]) -> list[RawRow | BadRow]:
         """Return the rows at ``indices``."""
         columns = self._dataset[list(indices)]
@@ -374,7 +378,19 @@ def open_hub(
     finally:
         if shows_bars:
             datasets.utils.logging.enable_progress_bar()
-    return HubRows(name, dataset)
+    return HubRows(name, _undecoded(dataset))
+
+
+def _undecoded(dataset: Any) -> Any:
+    """Return the data set with images as path and bytes: decoding each row's would cost more than its text."""
+    import datasets
+
+    for column, feature in dataset.features.items():
+        if isinstance(feature, datasets.Image):
+            dataset = dataset.cast_column(column, datasets.Image(decode=False))
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            dataset = dataset.cast_column(column, datasets.List(datasets.Image(decode=False)))
+    return dataset
 
 
 def first_good(source: RowSource, count: int, *, look_at: int = 1000) -> list[RawRow]:

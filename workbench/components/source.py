@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
 from . import catalogue, hub
 from .packing import require_isolation
+from .task import CAUSAL, TASKS, model_class, tasks_of, with_classes
 from .tokenizer import has_tokenizer_files, load_tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class ModelSource:
         has_tokenizer: Whether ``load_tokenizer`` works.
         note: Licence or provenance worth showing; may be empty.
         trust_remote_code: Whether the Recipe allows the model's own Python.
+        task: What it is used for.
     """
 
     name: str
@@ -58,6 +61,7 @@ class ModelSource:
     has_tokenizer: bool
     note: str = ""
     trust_remote_code: bool = False
+    task: str = CAUSAL
 
 
 def model_names() -> list[str]:
@@ -90,7 +94,10 @@ def find_source(
             they are needed, lets packed samples see each other while the Recipe packs, or the hub does not answer.
         Cancelled: The user cancelled.
     """
-    source = _find(recipe, for_training, progress, cancel)
+    task = recipe.model.task
+    source = with_classes(recipe, dataclasses.replace(_find(recipe, for_training, progress, cancel), task=task))
+    if model_class(task, source.config) is None and not source.trust_remote_code:
+        raise ModelError(_other_task(source.name, source.config, task))
     if recipe.data.packing:
         require_isolation(source.config, source.name)
     if for_training and not source.has_weights:
@@ -107,17 +114,17 @@ def _find(recipe: Recipe, for_training: bool, progress: ProgressCallback | None,
     model = recipe.model
     name = model.name_or_path.strip()
     if model.config is not None:
-        return _inline_source(model.config)
+        return _inline_source(model.config, model.task)
     builtin: dict[str, Callable[..., str]] = {smollm2.NAME: smollm2.prepare, tiny_llama.NAME: tiny_llama.prepare}
     if name.lower() in builtin:
         module = smollm2 if name.lower() == smollm2.NAME else tiny_llama
         # A name the user typed never decides which folder is read: the module's own cache folder does.
         path = builtin[name.lower()](progress=progress, cancel=cancel) if for_training else module.prepared_folder()
-        config = _read_folder_config(Path(path), False) if path else module.config()
+        config = _read_folder_config(Path(path), False, model.task) if path else module.config()
         return ModelSource(name, "builtin", config, path, None, path is not None, path is not None, module.NOTE)
     folder = Path(name).expanduser()
     if folder.is_dir() or (folder.is_file() and folder.suffix == ".json"):
-        return _folder_source(name, folder, model.trust_remote_code, for_training)
+        return _folder_source(name, folder, recipe, for_training)
     if name.startswith((".", "~", os.sep)) or not hub.looks_like_hub_id(name):
         raise ModelError(f"{name!r} is no folder on this machine and no possible hub id. {_suggest(name)}")
     return _named_source(recipe, name, for_training, progress, cancel)
@@ -148,7 +155,7 @@ def _named_source(
 def _hub_source(
     name: str, path: str, recipe: Recipe, for_training: bool, row: catalogue.CatalogueRow | None
 ) -> ModelSource:
-    found = _folder_source(name, Path(path), recipe.model.trust_remote_code, for_training)
+    found = _folder_source(name, Path(path), recipe, for_training)
     note = _row_note(row) if row is not None else f"From https://huggingface.co/{name}; its licence is on that page."
     return ModelSource(
         name,
@@ -168,19 +175,20 @@ def _row_note(row: catalogue.CatalogueRow) -> str:
     return f"{row.hub_id}, licence {row.license}{gated}." + (f" {row.note}" if row.note else "")
 
 
-def _inline_source(values: Mapping[str, Any]) -> ModelSource:
+def _inline_source(values: Mapping[str, Any], task: str) -> ModelSource:
     name = f"inline {values.get('model_type', 'config')}"
-    config = _config_from_values(values, "model.config")
+    config = _config_from_values(values, "model.config", task)
     return ModelSource(
         name, "inline", config, None, None, False, False, "Written out in the Recipe: a config without weights."
     )
 
 
-def _folder_source(name: str, folder: Path, trust_remote_code: bool, for_training: bool) -> ModelSource:
+def _folder_source(name: str, folder: Path, recipe: Recipe, for_training: bool) -> ModelSource:
+    task, trust_remote_code = recipe.model.task, recipe.model.trust_remote_code
     if folder.is_file():
-        config = _config_from_values(_read_json(folder), str(folder))
+        config = _config_from_values(_read_json(folder), str(folder), task)
         return ModelSource(name, "folder", config, None, None, False, False, "A config without weights.")
-    config = _read_folder_config(folder, trust_remote_code)
+    config = _read_folder_config(folder, trust_remote_code, task)
     missing = _missing_weights(folder)
     has_tokenizer = has_tokenizer_files(folder)
     if for_training and missing:
@@ -231,7 +239,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_folder_config(folder: Path, trust_remote_code: bool) -> PretrainedConfig:
+def _read_folder_config(folder: Path, trust_remote_code: bool, task: str) -> PretrainedConfig:
     path = folder / "config.json"
     if not path.is_file():
         adapter = " It holds an adapter: give its base model." if (folder / "adapter_config.json").is_file() else ""
@@ -244,12 +252,22 @@ def _read_folder_config(folder: Path, trust_remote_code: bool) -> PretrainedConf
             return AutoConfig.from_pretrained(folder, trust_remote_code=True, local_files_only=True)
         except Exception as error:  # foreign code raises what it likes
             raise ModelError(f"The code of {folder} cannot make its config ({_first_line(error)}).") from error
-    return _config_from_values(values, str(path))
+    return _config_from_values(values, str(path), task)
 
 
-def _config_from_values(values: Mapping[str, Any], where: str) -> PretrainedConfig:
-    """Return a config of a causal language model that transformers has the code of."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+def _other_task(where: str, config: PretrainedConfig, task: str) -> str:
+    """Say that a model does not do a task, and what it does."""
+    others = tasks_of(config)
+    hint = f"Set model.task={others[0]}." if others else "Choose another model."
+    return (
+        f"{where} describes a {config.model_type} model; only {TASKS[task].models} can be trained with "
+        f"model.task={task}. {hint}"
+    )
+
+
+def _config_from_values(values: Mapping[str, Any], where: str, task: str) -> PretrainedConfig:
+    """Return a config that transformers has the code of for the task."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
     fields = dict(values)
     model_type = fields.pop("model_type", None)
@@ -270,14 +288,15 @@ def _config_from_values(values: Mapping[str, Any], where: str) -> PretrainedConf
         config = CONFIG_MAPPING[model_type].from_dict(fields)
     except Exception as error:  # each config class checks its fields in its own way
         raise ModelError(f"{where} cannot be used ({_first_line(error)}). Correct that field.") from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"{where} describes a {model_type} model; only causal language models can be trained here.")
+    if model_class(task, config) is None:
+        raise ModelError(_other_task(where, config, task))
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True)
-    if is_encoder and not getattr(config, "is_encoder_decoder", False):
+    if task == CAUSAL and is_encoder and not getattr(config, "is_encoder_decoder", False):
         # As a language model it would see the very tokens it is to predict. (Of an encoder-decoder, transformers takes
         # the decoder alone.)
         raise ModelError(
-            f"{where} describes an encoder ({model_type}); only causal language models can be trained here."
+            f"{where} describes an encoder ({model_type}); only causal language models can be trained with "
+            f"model.task={task}. Set model.task=sequence-classification, or is_decoder in its config."
         )
     _check_sizes(config, where)
     return config

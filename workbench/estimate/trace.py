@@ -26,6 +26,7 @@ from ..events import Cancel
 from ..hardware import Device
 from ..recipe import Recipe
 from .derive import derive_later
+from .batch import batch_of
 from .fake import MetaRecorder
 from .modules import kept_map
 from .optimizers import clip_gradients, new_optimizer, step_optimizer
@@ -393,11 +394,8 @@ class _Driver:
         del batch
 
     def _batch(self, batch_size: int) -> dict[str, Tensor]:
-        names = ["input_ids", "labels"]
-        names += ["attention_mask"] if self._shape.padded else []
-        names += ["position_ids"] if self._shape.packed else []
-        size = (batch_size, self._shape.length)
-        batch = {name: torch.empty(size, dtype=torch.int64, device="meta") for name in names}
+        shape, size = self._shape, (batch_size, self._shape.length)
+        batch = batch_of(self._recipe, self._model, size, padded=shape.padded, packed=shape.packed)
         for value in batch.values():
             self._mark_input(value)
         return batch

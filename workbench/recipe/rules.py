@@ -143,6 +143,31 @@ def _data(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return problems
 
 
+def _task(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    task, data, problems = recipe.model.task, recipe.data, []
+    if task != "causal-lm" and data.packing:
+        message = f"packing joins texts for a causal language model; the samples of {task} stay apart."
+        problems.append(Problem("data.packing", message, (("data.packing", False),)))
+    if task in ("sequence-classification", "seq2seq-lm") and recipe.training.loss_type != "nll":
+        message = f"{task} has no long row of logits to cut into chunks."
+        problems.append(Problem("training.loss_type", message, (("training.loss_type", "nll"),)))
+    if task == "sequence-classification" and data.format in ("chat", "prompt_completion"):
+        message = f"a classifier reads one text (or a pair) with a label, not {data.format}."
+        problems.append(Problem("data.format", message, (("data.format", "auto"),)))
+    if task == "seq2seq-lm" and data.format in ("chat", "text"):
+        message = f"an encoder-decoder reads a prompt and writes a completion; {data.format} is one text."
+        problems.append(Problem("data.format", message, (("data.format", "prompt_completion"),)))
+    if task != "sequence-classification":
+        for field, value in (("model.num_labels", recipe.model.num_labels), ("data.label_column", data.label_column)):
+            if value is not None:
+                message = f"classes belong to model.task=sequence-classification, not to {task}."
+                problems.append(Problem(field, message, ((field, None),)))
+    if task != "image-text-to-text" and data.image_column is not None:
+        message = f"images belong to model.task=image-text-to-text, not to {task}."
+        problems.append(Problem("data.image_column", message, (("data.image_column", None),)))
+    return problems
+
+
 def _evaluation(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     evaluation, problems = recipe.evaluation, []
     needs = [
@@ -229,4 +254,14 @@ def _sharding(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
 # Their states are quantized in blocks, or factored by rows and columns, of a whole weight.
 _BLOCKWISE_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "adafactor")
 
-_RULES: tuple[Rule, ...] = (_quantization, _precision, _attention, _data, _evaluation, _adapter, _sharding)
+_RULES: tuple[Rule, ...] = (
+    _quantization,
+    _precision,
+    _attention,
+    _data,
+    _task,
+    _evaluation,
+    _adapter,
+    _activations,
+    _sharding,
+)

@@ -14,6 +14,7 @@ from ..components.model import build_model
 from ..components.optimizer import build_optimizer, build_schedule
 from ..components.precision import Precision, resolve_precision
 from ..components.source import find_source, load_tokenizer
+from ..components.task import CLASSIFICATION, own_labels, with_classes
 from ..events import Cancel, ProgressCallback
 from ..hardware import Device
 from ..recipe import Recipe
@@ -68,8 +69,11 @@ def build_run(recipe: Recipe, device: Device, *, progress: ProgressCallback, can
     source = find_source(recipe, for_training=True, progress=progress, cancel=cancel)
     tokenizer = load_tokenizer(source)
     cancel.check()
-    data = prepare_data(recipe, tokenizer, progress=progress, cancel=cancel)
+    known = own_labels(source.config) if recipe.model.task == CLASSIFICATION else ()
+    data = prepare_data(recipe, tokenizer, known_classes=known, progress=progress, cancel=cancel)
     cancel.check()
+    collator = build_collator(recipe, tokenizer)
+    source = with_classes(recipe, source, data.classes, collator.pad_token_id)
     set_seed(recipe.training.seed)  # The adapter's random start.
     place = "cuda" if device.has_caching_allocator else "cpu"
     model = build_model(recipe, source, device, place=place, progress=progress, cancel=cancel)
@@ -86,7 +90,7 @@ def build_run(recipe: Recipe, device: Device, *, progress: ProgressCallback, can
         source=source,
         tokenizer=tokenizer,
         data=data,
-        collator=build_collator(recipe, tokenizer),
+        collator=collator,
         model=model,
         optimizer=optimizer,
         schedule=build_schedule(recipe, optimizer, num_steps),

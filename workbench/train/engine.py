@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from ..components.loss import compute_loss
+from ..components.loss import evaluate_batch
 from ..components.step import micro_step
 from ..errors import NonFiniteError
 from ..events import Event, Progress
@@ -228,9 +228,15 @@ class Engine(Trainer):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Return the mean loss over the supervised tokens of the held-out rows, by the same loss as training."""
+        """Return the mean loss over the supervised tokens of the held-out rows, by the same loss as training.
+
+        Of a classifier also the share of rows it gets right, ``eval_accuracy``.
+        """
+        # A checkpoint made while this fails is of the border before it, and says that the evaluation is still due.
+        self._random_state, self._due_row = random_state(), dict(self._row)
         recipe, model = self._run.recipe, self._run.model
         size = recipe.evaluation.per_device_eval_batch_size
+        num_right: int | None = None
         loader = DataLoader(self.eval_dataset, batch_size=size, collate_fn=self.data_collator, shuffle=False)
         total, num_items = torch.zeros((), dtype=torch.float64), 0
         model.eval()
@@ -245,21 +251,26 @@ class Engine(Trainer):
                     batch = self._prepare_inputs(batch)
                     with self._run.precision.autocast(batch["input_ids"].device.type):
                         # Over 1: the sum, so that batches of unequal length weigh by their tokens.
-                        total += compute_loss(recipe, model, batch, 1).double().cpu() if count else 0.0
+                        loss, right = evaluate_batch(recipe, model, batch)
+                    total += loss.double().cpu() if count else 0.0
+                    num_right = num_right if right is None else (num_right or 0) + int(right)
                     num_items += count
         except BaseException:
             self.finish_row()
             raise
         finally:
+        metrics = {"eval_loss": eval_loss}
+        if num_right is not None and num_items:
+            metrics["eval_accuracy"] = num_right / num_items
             model.train()
         eval_loss = float(total) / num_items if num_items else math.nan
         if self._row:
-            self._row["eval_loss"] = eval_loss
+            self._row |= metrics
         self.finish_row()
-        metrics = {"eval_loss": eval_loss}
+        self._due_row = None
         self.log(dict(metrics))
         self._publisher.publish(
-            Event("evaluation", {"step": self.state.global_step, "eval_loss": eval_loss, "num_items": num_items})
+            Event("evaluation", {"step": self.state.global_step, **metrics, "num_items": num_items})
         )
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -37,14 +37,18 @@ class CountingCollator:
 
     def __call__(self, samples: list[Any]) -> dict[str, Any]:
         batch = self._collator(samples)
-        return {**batch, COUNTS: count_tokens(batch)}
+        count = getattr(self._collator, "count", None)
+        return {**batch, COUNTS: count_tokens(batch) if count is None else _summed(count(batch))}
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> TokenCounts:
     """Return the tokens of a batch: real, padding, and supervised."""
     from ..components.collator import count_tokens
 
-    counts = count_tokens(batch)
+    return _summed(count_tokens(batch))
+
+
+def _summed(counts: Any) -> TokenCounts:
     return TokenCounts(counts.num_tokens, counts.num_padding_tokens, counts.num_supervised_tokens)
 
 
