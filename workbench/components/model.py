@@ -134,8 +134,6 @@ def attention_implementation(recipe: Recipe, config: Any) -> str:
 
     SDPA is the Recipe's default, so a recipe that names such a model only would otherwise not be a run.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     wanted = recipe.model.attn_implementation
     found = model_class(recipe.model.task, config) if wanted == "sdpa" else None
     if found is not None:

@@ -232,13 +232,11 @@ class Engine(Trainer):
 
         Of a classifier also the share of rows it gets right, ``eval_accuracy``.
         """
-        # A checkpoint made while this fails is of the border before it, and says that the evaluation is still due.
-        self._random_state, self._due_row = random_state(), dict(self._row)
         recipe, model = self._run.recipe, self._run.model
         size = recipe.evaluation.per_device_eval_batch_size
-        num_right: int | None = None
         loader = DataLoader(self.eval_dataset, batch_size=size, collate_fn=self.data_collator, shuffle=False)
         total, num_items = torch.zeros((), dtype=torch.float64), 0
+        num_right: int | None = None
         model.eval()
         try:
             with torch.no_grad():
@@ -259,15 +257,14 @@ class Engine(Trainer):
             self.finish_row()
             raise
         finally:
+            model.train()
+        eval_loss = float(total) / num_items if num_items else math.nan
         metrics = {"eval_loss": eval_loss}
         if num_right is not None and num_items:
             metrics["eval_accuracy"] = num_right / num_items
-            model.train()
-        eval_loss = float(total) / num_items if num_items else math.nan
         if self._row:
             self._row |= metrics
         self.finish_row()
-        self._due_row = None
         self.log(dict(metrics))
         self._publisher.publish(
             Event("evaluation", {"step": self.state.global_step, **metrics, "num_items": num_items})
