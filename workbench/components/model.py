@@ -195,8 +195,6 @@ def _load(
             f"The weights of {source.name} cannot be read ({_first_line(error)}). "
             "Give a hub id that this machine reaches, or a folder that holds them as safetensors."
         ) from error
-
-
     if recipe.model.task == CLASSIFICATION:
         _require_weights(model, found["missing_keys"], source.name)
     return model
@@ -211,6 +209,8 @@ def _require_weights(model: nn.Module, missing: Iterable[str], name: str) -> Non
             f"The weights of {name} lack {len(absent)} tensors of a {type(model).__name__}, such as {absent[0]}. "
             "Choose a model that was saved for this task, or another model.task."
         )
+
+
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

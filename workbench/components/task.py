@@ -93,7 +93,7 @@ def model_class(task: str, config: Any) -> Any | None:
     import transformers
 
     mapping = getattr(transformers, TASKS[task].mapping)
-    return mapping[type(config)] if type(config) in mapping else None
+    return mapping.get(type(config), None)  # a lazy mapping, whose get needs a default
 
 
 def tasks_of(config: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Images of a trace: one a sample, of the size that the config says, as the model's own processor would hand it over."""
+"""Images of a trace: one a sample, of the config's size, as the model's own processor would hand it over."""
 
 from __future__ import annotations
 

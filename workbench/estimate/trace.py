@@ -25,8 +25,8 @@ from ..components.step import micro_step
 from ..events import Cancel
 from ..hardware import Device
 from ..recipe import Recipe
-from .derive import derive_later
 from .batch import batch_of
+from .derive import derive_later
 from .fake import MetaRecorder
 from .modules import kept_map
 from .optimizers import clip_gradients, new_optimizer, step_optimizer

@@ -35,12 +35,6 @@ class ModelPart(Part):
 
     name_or_path: str = _shown("smollm2-135m-instruct", "Model", show="main", min_length=1)
     """Hub id, local folder (weights, or only ``config.json``: enough to estimate), or a catalogue name."""
-    config: dict[str, Any] | None = _shown(None, "Inline config", show="hidden")
-    """A ``config.json`` written out in the Recipe: enough to estimate a model that exists nowhere yet."""
-    revision: str | None = _shown(None, "Revision", show="hidden")
-    """Branch, tag or commit on the hub."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _shown("auto", "Weight dtype", toggle=True)
-    """Dtype the weights are loaded in; ``auto`` keeps the checkpoint's own where weights are frozen and the device
     task: Literal["causal-lm", "sequence-classification", "image-text-to-text", "seq2seq-lm"] = _shown(
         "causal-lm", "Task", show="main"
     )
@@ -48,6 +42,12 @@ class ModelPart(Part):
     answer about images (``image-text-to-text``), or to turn one text into another (``seq2seq-lm``, encoder-decoders)."""
     num_labels: int | None = _shown(None, "Classes", ge=2, le=100_000)
     """Classes of a classifier; empty takes as many as the data has (an estimate without data: as the config says)."""
+    config: dict[str, Any] | None = _shown(None, "Inline config", show="hidden")
+    """A ``config.json`` written out in the Recipe: enough to estimate a model that exists nowhere yet."""
+    revision: str | None = _shown(None, "Revision", show="hidden")
+    """Branch, tag or commit on the hub."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _shown("auto", "Weight dtype", toggle=True)
+    """Dtype the weights are loaded in; ``auto`` keeps the checkpoint's own where weights are frozen and the device
     computes it natively, and takes float32 where they all train (16 bits would round small updates away)."""
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = _shown(
         "sdpa", "Attention", toggle=True
@@ -78,16 +78,16 @@ class DataPart(Part):
     """Column with the answer to learn; found by itself when empty."""
     text_column: str | None = _shown(None, "Text column", show="hidden")
     """Column with plain text; found by itself when empty."""
+    label_column: str | None = _shown(None, "Label column", show="hidden")
+    """Column with a row's class (a whole number or a name); found by itself when empty."""
+    image_column: str | None = _shown(None, "Image column", show="hidden")
+    """Column with a row's image or images (path, bytes, or both); found by itself when empty."""
     train_on: Literal["assistant", "all"] = _shown("assistant", "Learn from")
     """Which tokens are learned: the assistant's answers only, or every token. Plain text always learns all."""
     max_length: int = _shown(512, "Max length", show="main", toggle=True, ge=8, le=1_048_576)
     """Longest sample in tokens; what is longer is cut at the end."""
     padding: Literal["longest", "max_length"] = _shown("longest", "Padding", toggle=True)
     """Pad each batch to its longest sample, or every sample to ``max_length``."""
-    label_column: str | None = _shown(None, "Label column", show="hidden")
-    """Column with a row's class (a whole number or a name); found by itself when empty."""
-    image_column: str | None = _shown(None, "Image column", show="hidden")
-    """Column with a row's image or images (path, bytes, or both); found by itself when empty."""
     packing: bool = _shown(False, "Packing", show="main", toggle=True)
     """Join samples to full sequences of ``max_length`` without padding; samples do not see each other."""
     group_by_length: bool = _shown(False, "Group by length", toggle=True)
