@@ -75,6 +75,15 @@ def random_state() -> dict[str, Any]:
     return state
 
 
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put every random generator where ``random_state`` found it."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.random.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.random.set_rng_state(state["cuda"])
+
+
 def _load_adapter(model: Any, folder: Path) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors import SafetensorError

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from ..components.loss import evaluate_batch
 from ..components.step import micro_step
 from ..errors import NonFiniteError
-from ..events import Event, Progress
+from ..events import Event
 from .build import Run
-from .checkpoint import load_weights, random_state, save_weights
+from .checkpoint import random_state
 from .control import Control
-from .run_folder import CHECKPOINTS, RunFolder
+from .resumable import ResumableTrainer, progress_data
+from .run_folder import RunFolder
 from .sampler import EpochSampler
-from .telemetry import COUNTS, CountingCollator, Publisher, StepClock, TokenCounts, is_finite
-
-RUN_STATE = "run_state.json"
+from .telemetry import COUNTS, CountingCollator, Publisher, TokenCounts, is_finite
 
 # Steps in a row that ``policies.on_nonfinite: skip`` skips. A model whose weights are NaN never recovers.
 MAX_SKIPPED_STEPS = 20
 
 
-class Engine(Trainer):
+class Engine(ResumableTrainer):
     """transformers' loop with the workbench's micro-step, loss, evaluation, checkpoints and guard against NaN.
 
     The trainer keeps what it is good at: epochs, accumulation, the schedule, trackers, the order of callbacks.
@@ -46,21 +43,17 @@ class Engine(Trainer):
             control: Pause and stop.
             publisher: Observers and meters.
         """
-        self.control: Any
-        self._run = run
-        self._folder = folder
+        self.begin(run, folder, publisher)
         self._wishes = control
-        self._publisher = publisher
-        self._clock = StepClock()
         self._counts = TokenCounts()
         self._step_loss: Tensor | None = None
-        self._row: dict[str, Any] = {}
         self._skipped_in_a_row = 0
-        self._evaluations_without_gain = 0
-        self._random_state: dict[str, Any] = {}
+        self.most_slots = 0  # Token slots of the largest micro-batch so far.
         lengths = list(run.data.train["length"]) if run.recipe.data.group_by_length else None
+        # Grouped by the effective batch, as transformers does: the order stays when a smaller micro-batch with more
+        # accumulation takes over in the middle of the run.
         self._sampler = EpochSampler(
-            len(run.data.train), run.recipe.training.seed, lengths, run.recipe.training.per_device_train_batch_size
+            len(run.data.train), run.recipe.training.seed, lengths, run.recipe.training.effective_batch_size
         )
         super().__init__(
             model=run.model,
@@ -97,6 +90,7 @@ class Engine(Trainer):
         run = self._run
         batch = self._prepare_inputs(inputs)
         loss = micro_step(run.recipe, model, batch, num_items_in_batch, run.precision, self._scaler)
+        self.most_slots = max(self.most_slots, batch["input_ids"].numel())
         self._step_loss = loss if self._step_loss is None else self._step_loss + loss
         return loss
 
@@ -177,8 +171,15 @@ class Engine(Trainer):
 
     # -- after the step --------------------------------------------------------------------------------------------
 
+    def drop_step(self) -> None:
+        """Let go of the unfinished step: its gradients and its loss."""
+        self._run.model.zero_grad(set_to_none=True)
+        self._step_loss = None
+        self._tr_loss = torch.zeros((), device=self.args.device)
+
     def finish_step(self) -> None:
         """Complete the row of the step just done: time, tokens per second, meters."""
+        self._before_update = None
         step_s = self._clock.end_step()
         self._row |= {
             "epoch": self.state.epoch,
@@ -212,9 +213,6 @@ class Engine(Trainer):
         if "eval_loss" not in logs:
             del self.state.log_history[kept:]
 
-    def _log(self, message: str) -> None:
-        self._publisher.publish(Event("log", {"message": message}))
-
     # -- data ------------------------------------------------------------------------------------------------------
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
@@ -232,6 +230,8 @@ class Engine(Trainer):
 
         Of a classifier also the share of rows it gets right, ``eval_accuracy``.
         """
+        # A checkpoint made while this fails is of the border before it, and says that the evaluation is still due.
+        self._random_state, self._due_row = random_state(), dict(self._row)
         recipe, model = self._run.recipe, self._run.model
         size = recipe.evaluation.per_device_eval_batch_size
         loader = DataLoader(self.eval_dataset, batch_size=size, collate_fn=self.data_collator, shuffle=False)
@@ -243,7 +243,7 @@ class Engine(Trainer):
                 for done, batch in enumerate(loader):
                     self._clock.add_pause(self._wishes.check())
                     self._publisher.publish(
-                        Event("progress", _progress("evaluate", done, len(loader), "Evaluating held-out rows"))
+                        Event("progress", progress_data("evaluate", done, len(loader), "Evaluating held-out rows"))
                     )
                     count = batch.pop(COUNTS).supervised
                     batch = self._prepare_inputs(batch)
@@ -265,6 +265,7 @@ class Engine(Trainer):
         if self._row:
             self._row |= metrics
         self.finish_row()
+        self._due_row = None
         self.log(dict(metrics))
         self._publisher.publish(
             Event("evaluation", {"step": self.state.global_step, **metrics, "num_items": num_items})
@@ -288,62 +289,6 @@ class Engine(Trainer):
             self.control.should_training_stop = self.control.should_save = True
         return False
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self._random_state = random_state()
-        self.save_checkpoint()
-
-    def save_checkpoint(self) -> Path | None:
-        """Write the state after the last finished step; return its folder, or None before the first step.
-
-        Raises:
-            RunFolderError: The folder cannot be written; earlier checkpoints are unharmed.
-        """
-        step = self.state.global_step
-        if step == 0:
-            return None
-        name = f"{CHECKPOINTS}/step-{step:06d}"
-        final = self._folder.path / name
-        if final.is_dir():
-            return final
-        self._publisher.publish(Event("progress", _progress("save", 0, 1, f"Saving step {step}")))
-        if self.state.best_global_step == step:
-            self.state.best_model_checkpoint = str(final)
-        with self._folder.write_directory(name) as temporary:
-            save_weights(self._run.model, temporary)
-            self._save_optimizer_and_scheduler(str(temporary))
-            self._save_scaler(str(temporary))
-            torch.save(self._random_state, temporary / "rng_state.pth")
-            self.state.save_to_json(str(temporary / "trainer_state.json"))
-            state = {
-                "elapsed_s": self._clock.elapsed_s,
-                "evaluations_without_gain": self._evaluations_without_gain,
-            }
-            (temporary / RUN_STATE).write_text(json.dumps(state), encoding="utf-8")
-        self._folder.remove_old_checkpoints(self._run.recipe.training.save_total_limit, protect=self.best_checkpoint)
-        self._publisher.publish(Event("checkpoint", {"step": step, "path": str(final)}))
-        return final
-
-    @property
-    def best_checkpoint(self) -> Path | None:
-        """The checkpoint of the best evaluation, where there is one."""
-        best = self.state.best_model_checkpoint
-        return Path(best) if best and Path(best).is_dir() else None
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        checkpoint = Path(resume_from_checkpoint)
-        load_weights(self._run.model, checkpoint)
-        if (checkpoint / RUN_STATE).is_file():
-            state = json.loads((checkpoint / RUN_STATE).read_text(encoding="utf-8"))
-            self._clock = StepClock(float(state["elapsed_s"]))
-            self._evaluations_without_gain = int(state["evaluations_without_gain"])
-
-    def use_best_weights(self) -> None:
-        """Put the weights of the best evaluation into the model, where the Recipe asks for it."""
-        if self._run.recipe.evaluation.load_best_model_at_end and self.best_checkpoint is not None:
-            load_weights(self._run.model, self.best_checkpoint)
-
     def close(self) -> None:
         """Close the trackers and let go of everything that keeps tensors alive."""
         self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -358,6 +303,11 @@ class _Flow(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._engine._random_state = random_state()
+        self._engine.first_step = state.global_step
+        self._engine.catch_up(self._engine._resumes_from)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._engine.begin_update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         engine = self._engine
@@ -370,8 +320,3 @@ class _Flow(TrainerCallback):
         if is_last or (recipe.training.save_steps and step % recipe.training.save_steps == 0):
             control.should_save = True
         return control
-
-
-def _progress(stage: str, done: int, total: int, message: str) -> dict[str, Any]:
-    progress = Progress(stage, done, total, message)
-    return {"stage": progress.stage, "done": progress.done, "total": progress.total, "message": progress.message}

@@ -11,22 +11,23 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import Cancelled, Problem, RecipeError, RunError
+from ..errors import Cancelled, NonFiniteError, Problem, RecipeError, RunError
 from ..events import LIVE_STATES, Cancel, Event, Meter, Observer, Progress
 from ..hardware import Device, read_device
 from ..recipe import Recipe, require_valid
 from . import process
 from .control import Control, StopRequested
-from .explain import as_run_error, sentence_of
+from .explain import as_run_error, is_out_of_memory, sentence_of
 from .process import live_session as live_session
 from .run_folder import RunFolder, find_checkpoint, new_path
-from .teardown import collect_memory, drop_frames
+from .teardown import chain_of, collect_memory, drop_frames, let_go
 from .telemetry import Publisher
 
 # What a kernel without subshells has to do while a cell waits, so that buttons work; the panel adds to it.
@@ -48,6 +49,7 @@ class Session:
         run_dir: The run's folder.
         error: What made the run fail, or None.
         error_traceback: Its traceback as text; the exception itself holds no frames any more.
+        rescued: Where a run that failed can go on: one sentence; empty where nothing was rescued.
         num_steps: Optimizer steps of the whole run; None until the data is prepared.
         step: Optimizer steps done.
         progress: The newest progress of fetching, loading, tokenizing, evaluating or saving; None before the first.
@@ -65,6 +67,7 @@ class Session:
         observers: Sequence[Observer] = (),
         meters: Sequence[Meter] = (),
         device: Device | None = None,
+        begins_again: bool = False,
     ) -> None:
         """Make a session; nothing happens before ``start``.
 
@@ -75,13 +78,14 @@ class Session:
             observers: Receive every event.
             meters: Measure each step.
             device: The device to run on; None reads this machine's.
+            begins_again: ``run_dir`` holds a run that ended before its first checkpoint: begin it again there.
 
         Raises:
             RunFolderError: ``resume_from`` has no checkpoint.
         """
         self.recipe = recipe
         self._checkpoint: Path | None = None
-        self._continues = False
+        self._continues = begins_again
         if resume_from is not None:
             resumed_dir, self._checkpoint = find_checkpoint(resume_from)
             self._continues = run_dir is None or Path(run_dir).resolve() == resumed_dir.resolve()
@@ -89,6 +93,7 @@ class Session:
         self.run_dir = Path(run_dir) if run_dir is not None else new_path(recipe)
         self.error: BaseException | None = None
         self.error_traceback = ""
+        self.rescued = ""
         self.num_steps: int | None = None
         self.step = 0
         self.progress: Progress | None = None
@@ -115,6 +120,10 @@ class Session:
     def add_observer(self, observer: Observer) -> None:
         """Hand events to one more observer; before ``start``."""
         self._publisher.add_observer(observer)
+
+    def publish(self, event: Event) -> None:
+        """Hand one event to every observer."""
+        self._publisher.publish(event)
 
     def add_meter(self, meter: Meter) -> None:
         """Measure with one more meter; before ``start``."""
@@ -215,7 +224,7 @@ class Session:
                 interrupted = True
                 self.stop(save=True)
         if self._state == "failed" and self.error is not None:
-            raise as_run_error(self.error)
+            raise as_run_error(self.error, self.failure_text())
         if interrupted:
             raise KeyboardInterrupt
         return self
@@ -231,7 +240,7 @@ class Session:
             "loss": self._newest.get("loss"),
             "eval_loss": self._newest.get("eval_loss"),
             "elapsed_s": self._newest.get("elapsed_s"),
-            "error": sentence_of(self.error) if self.error else None,
+            "error": self.failure_text() or None,
         }
 
     def __repr__(self) -> str:
@@ -254,9 +263,10 @@ class Session:
         except BaseException as caught:  # Also SystemExit and the like: in a thread they would vanish.
             error = caught
         if error is not None:
-            text = drop_frames(error)
-            self.error, self.error_traceback = error, text
-            data = {"sentence": sentence_of(error), "kind": type(error).__name__, "traceback": text}
+            self._keep_error(error)
+            collect_memory()
+            self._ask(self._judge_failure)
+            data = {"sentence": self.failure_text(), "kind": type(error).__name__, "traceback": self.error_traceback}
             self._publisher.publish(Event("error", data))
         collect_memory()
         with self._state_lock:
@@ -274,34 +284,77 @@ class Session:
         import transformers  # noqa: F401
 
         from .arguments import training_arguments
-        from .build import build_run
         from .engine import Engine
+        from .rescue import rescue
 
         # Thread-local in torch; in a new thread they are at their defaults, whatever the notebook has set.
         torch.set_grad_enabled(True)
         if device.has_caching_allocator:
             torch.cuda.set_device(torch.cuda.current_device())
-        run = build_run(self.recipe, device, progress=self._tell, cancel=self._cancel)
-        self.num_steps = run.num_steps
-        engine = Engine(
-            run, training_arguments(self.recipe, device, folder.path), folder, self._control, self._publisher
-        )
-        with self._state_lock:
-            if self._state == "preparing":
-                self._set_state("running")
+        run: Any = None
+        engine: Any = None
+        try:
+            run = self._build(device)
+            self.num_steps = run.num_steps
+            arguments = training_arguments(self.recipe, device, folder.path)
+            engine = Engine(run, arguments, folder, self._control, self._publisher)
+            with self._state_lock:
+                if self._state == "preparing":
+                    self._set_state("running")
+            return self._train_and_save(run, engine, folder)
+        except Exception as error:
+            self._ask(functools.partial(self._look_at_failure, error, run, engine))
+            if engine is not None and (is_out_of_memory(error) or isinstance(error, NonFiniteError)):
+                self._keep_error(error)  # Its frames hold what filled the memory, and saving needs some.
+                self.rescued = rescue(engine, folder.path)
+            raise
+
+    def _train_and_save(self, run: Any, engine: Any, folder: RunFolder) -> str:
         outcome = "done"
         try:
             engine.train(resume_from_checkpoint=str(self._checkpoint) if self._checkpoint else None)
             engine.use_best_weights()
         except StopRequested:
             outcome = "stopped"
-        try:
-            if outcome == "done" or (self._saves_on_stop and engine.state.global_step > 0):
-                engine.save_checkpoint()
-                self.result_dir = self._save_result(run, folder)
-        finally:
-            engine.close()
+        if outcome == "done" or (self._saves_on_stop and engine.state.global_step > 0):
+            engine.save_checkpoint()
+            self.result_dir = self._save_result(run, folder)
+        engine.close()
         return outcome
+
+    def _build(self, device: Device) -> Any:
+        """Build what the run is made of."""
+        from .build import build_run
+
+        return build_run(self.recipe, device, progress=self._tell, cancel=self._cancel)
+
+    # -- when it fails; the pipeline's session says more -----------------------------------------------------------
+
+    def _look_at_failure(self, error: BaseException, run: Any, engine: Any) -> None:
+        """Called in the training thread while the frames of ``error`` still hold what failed."""
+
+    def _judge_failure(self) -> None:
+        """Called in the training thread when the memory is given back."""
+
+    def _ask(self, doctor: Callable[[], object]) -> None:
+        """Ask a doctor; one that fails must neither hide the error it was asked about nor keep the run from ending."""
+        try:
+            doctor()
+        except Exception as error:
+            text = f"Explaining the failure failed ({type(error).__name__}: {error}); the failure itself is below."
+            self._publisher.publish(Event("log", {"message": text}))
+
+    def failure_text(self) -> str:
+        """Return what a person needs to know of the failure; empty where there was none."""
+        return sentence_of(self.error) if self.error is not None else ""
+
+    def _keep_error(self, error: BaseException) -> None:
+        """Keep an error without its frames; its traceback, as text, only the first time: later it is cut off."""
+        if self.error is error:
+            for link in chain_of(error):
+                let_go(link)
+            return
+        self.error, self.error_traceback = error, drop_frames(error)
 
     def _save_result(self, run: Any, folder: RunFolder) -> Path:
         """Write ``adapter/`` or ``model/`` with tokenizer and Recipe: all that using it takes."""

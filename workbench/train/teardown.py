@@ -23,18 +23,26 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
             waiting += current.exceptions
 
 
+def let_go(link: BaseException) -> None:
+    """Let go of the frames that one exception holds, its causes left alone.
+
+    Clearing the local variables alone is not enough: a frame also holds its function, and the function its closure, in
+    which torch keeps the module whose hook or forward failed. A frame that still runs cannot be cleared; without the
+    traceback it is freed when it returns.
+    """
+    if link.__traceback__ is not None:
+        traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+
+
 def drop_frames(error: BaseException) -> str:
     """Let go of every frame that an exception and its causes hold, and return the traceback as text.
 
-    Clearing the local variables alone is not enough: a frame also holds its function, and the function its closure, in
-    which torch keeps the module whose hook or forward failed. The text goes on the exception as a note, so that
-    whoever prints it still sees the lines.
+    The text goes on the exception as a note, so that whoever prints it still sees the lines.
     """
     text = "".join(traceback.format_exception(error))
     for link in chain_of(error):
-        if link.__traceback__ is not None:
-            traceback.clear_frames(link.__traceback__)
-            link.__traceback__ = None
+        let_go(link)
     error.add_note(text.rstrip())
     return text
 
