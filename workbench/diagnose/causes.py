@@ -71,6 +71,8 @@ oom.evaluation_host | Logits kept in host memory will fill it | Use batch_eval_m
 oom.evaluation_hidden_states | The evaluation keeps all hidden states | Set output_hidden_states=False or name them in ignore_keys.
 oom.resume_two_copies | Two copies of the optimizer state while resuming | Load the checkpoint with map_location='cpu'.
 oom.save | Memory ran out while saving | Save the adapter only, or gather the state on the CPU.
+oom.fragmentation | Free memory lies in pieces that are too small | Turn on expandable segments, or make the batches equally long.
+oom.other_process | Another process fills the device | End the other process, or take another device.
 oom.weights | The weights do not fit | Quantise the base or choose a smaller model.
 oom.other | Memory ran out | Make the micro-batch smaller with more accumulation.
 nonfinite.fp16_overflow | A value beyond 65504 overflowed in float16 | Use bfloat16, or float32 for this module.

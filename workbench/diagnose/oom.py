@@ -12,6 +12,10 @@ from .finding import Finding, Fix, make_finding
 LOSS_OPS = ("log_softmax", "softmax", "nll_loss", "cross_entropy", "_to_copy", "logsumexp")
 # What makes the failing batch longer than any before: less is not an explanation.
 LONGER = 1.15
+# A difference between prediction and measurement below this share of the measured bytes is not worth a sentence.
+NOTABLE = 0.05
+# Share of the allocator's memory that lies free in pieces where fragmentation is a reason to run out.
+IN_PIECES = 0.15
 
 
 @dataclass
@@ -39,6 +43,12 @@ class OomEvidence:
         state_bytes: Bytes of that state: present, or expected.
         optimizer_name: Class name.
         functions: Names of the functions in the traceback.
+        node: Autograd node that ran, e.g. ``"MmBackward0"``.
+        is_first_evaluation: No evaluation of this run has ended before.
+        cached_bytes: Reserved by the allocator and in no use, in pieces too small for what was asked.
+        other_bytes: What other processes hold of the device.
+        predicted_bill: Bytes by category at the predicted peak; empty where nothing was predicted.
+        predicted_bytes: Predicted bytes of the process at its peak, 0 where nothing was predicted.
         fixes: Settings that fit, ranked, from the estimator where there is one.
     """
 
@@ -62,12 +72,30 @@ class OomEvidence:
     state_bytes: int = 0
     optimizer_name: str = "optimizer"
     functions: Sequence[str] = ()
+    node: str = ""
+    is_first_evaluation: bool = False
+    cached_bytes: int = 0
+    other_bytes: int = 0
+    predicted_bill: Mapping[str, int] = field(default_factory=dict)
+    predicted_bytes: int = 0
     fixes: Sequence[Fix] = ()
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the process would have held had the request been granted: the least that it needs."""
+        return sum(self.bill.values()) + self.requested_bytes
 
 
 def judge_oom(seen: OomEvidence) -> Finding:
     """Return the finding of one out-of-memory error."""
-    where = {"step": seen.step, "phase": seen.phase, "op": seen.op, "module": seen.module, "line": seen.line}
+    where = {
+        "step": seen.step,
+        "phase": seen.phase,
+        "op": seen.op,
+        "node": seen.node,
+        "module": seen.module,
+        "line": seen.line,
+    }
     evidence: dict[str, Any] = {
         "requested_bytes": seen.requested_bytes,
         "limit_bytes": seen.limit_bytes,
@@ -75,17 +103,66 @@ def judge_oom(seen: OomEvidence) -> Finding:
         "largest_earlier_tokens": max(seen.earlier_tokens, default=0),
         **{f"{name}_bytes": size for name, size in seen.bill.items()},
     }
+    if seen.predicted_bytes:
+        evidence |= {"needed_bytes": seen.needed_bytes, "predicted_bytes": seen.predicted_bytes}
+        evidence |= {f"predicted_{name}_bytes": size for name, size in seen.predicted_bill.items()}
+    facts = new_facts(seen)
+    if facts:
+        evidence["new_facts"] = tuple(facts)
     cause, summary, confidence = _explain(seen)
     asked = f" {format_bytes(seen.requested_bytes)} more were asked for by {seen.op}" if seen.requested_bytes else ""
     inside = f" in {seen.module}" if seen.module and asked else ""
+    sentences = [f"{summary}{asked}{inside}." if asked else summary, *_compare(seen)]
     return make_finding(
         cause,
-        f"{summary}{asked}{inside}." if asked else summary,
+        " ".join(sentences),
         where=where,
         evidence=evidence,
         fixes=[*seen.fixes, Fix(default_remedy(cause))],
         confidence=confidence,
     )
+
+
+def new_facts(seen: OomEvidence) -> list[str]:
+    """Return what happened here for the first time, and what is not of this run: each may be the reason."""
+    facts = []
+    most = max(seen.earlier_tokens, default=0)
+    if seen.phase == "evaluation":
+        if seen.is_first_evaluation:
+            facts.append("first evaluation of the run")
+    elif most and seen.num_tokens > most:
+        facts.append(f"longest micro-batch so far: {seen.num_tokens} token slots, before at most {most}")
+    if seen.phase == "optimizer" and seen.state_is_new and seen.step == 0:
+        facts.append("first optimizer step: its state is being made")
+    elif seen.state_is_new and seen.step > 0 and seen.bill.get("optimizer_state", 0) > 0:
+        facts.append("first step with optimizer state")
+    elif seen.step == 0 and seen.phase in ("forward", "loss", "backward"):
+        facts.append("first step of the run")
+    if seen.requested_bytes and seen.cached_bytes >= seen.requested_bytes:
+        facts.append(f"{format_bytes(seen.cached_bytes)} are reserved and free, in pieces too small")
+    if seen.other_bytes > 0.02 * seen.limit_bytes > 0:
+        facts.append(f"another process holds {format_bytes(seen.other_bytes)} of the device")
+    return facts
+
+
+def _compare(seen: OomEvidence) -> list[str]:
+    """Return one sentence about the prediction, where there was one."""
+    if not seen.predicted_bytes or not seen.limit_bytes:
+        return []
+    predicted, limit = format_bytes(seen.predicted_bytes), format_bytes(seen.limit_bytes)
+    if seen.predicted_bytes > seen.limit_bytes:
+        return [f"Predicted was a peak of {predicted}, more than the {limit} of the device."]
+    missed = seen.needed_bytes - seen.predicted_bytes
+    if missed <= NOTABLE * seen.needed_bytes:
+        return [f"Predicted was a peak of {predicted} of {limit}."]
+    apart = {
+        name: size - seen.predicted_bill.get(name, 0)
+        for name, size in seen.bill.items()
+        if size > seen.predicted_bill.get(name, 0)
+    }
+    most = max(apart, key=lambda name: apart[name], default="")
+    where = f", most of it {most.replace('_', ' ')} ({format_bytes(apart[most])} more)" if most else ""
+    return [f"Predicted was a peak of {predicted}: {format_bytes(missed)} less than was needed{where}."]
 
 
 def default_remedy(cause: str) -> str:
@@ -104,13 +181,16 @@ def _explain(seen: OomEvidence) -> tuple[str, str, float]:
             f"Ran out while loading the checkpoint: two copies of the optimizer state ({size} each) exist at once.",
             0.9,
         )
+    if seen.phase == "load":
+        weights = seen.bill.get("parameter", 0)
+        return "oom.weights", f"Ran out while loading the model, with {format_bytes(weights)} of weights in place.", 0.9
     if names & {"save_pretrained", "save_model", "state_dict"} or seen.phase == "save":
         return "oom.save", "Ran out while saving: the state dict needs a second copy on the device.", 0.9
     if seen.phase == "evaluation":
         return (
             "oom.evaluation",
-            f"Ran out in evaluation with {seen.num_rows} rows of {seen.num_tokens} token slots; "
-            f"training was not short.",
+            f"Ran out in evaluation after step {seen.step} with {seen.num_rows} rows of {seen.num_tokens} token "
+            "slots; training was not short.",
             0.85,
         )
     if seen.phase == "optimizer":
@@ -151,11 +231,35 @@ def _explain(seen: OomEvidence) -> tuple[str, str, float]:
             "the same batch fitted before.",
             0.9,
         )
-    return _by_bill(seen)
+    return _by_free_memory(seen) or _by_bill(seen)
+
+
+def _by_free_memory(seen: OomEvidence) -> tuple[str, str, float] | None:
+    """Return the verdict where the run would have had room: memory of others, or free memory in pieces."""
+    if not seen.requested_bytes:
+        return None
+    if seen.other_bytes > 0.02 * seen.limit_bytes and seen.other_bytes >= seen.requested_bytes:
+        return (
+            "oom.other_process",
+            f"Another process holds {format_bytes(seen.other_bytes)} of the {format_bytes(seen.limit_bytes)}; without "
+            f"it this allocation in {seen.phase} of step {seen.step} would have had room.",
+            0.8,
+        )
+    # Some is always in pieces: only where it is much, and the settings were to fit, is that the reason.
+    in_pieces = seen.cached_bytes > IN_PIECES * (seen.limit_bytes - seen.bill.get("context", 0))
+    if in_pieces and seen.cached_bytes >= seen.requested_bytes and seen.predicted_bytes <= seen.limit_bytes:
+        return (
+            "oom.fragmentation",
+            f"{format_bytes(seen.cached_bytes)} are reserved and free in {seen.phase} of step {seen.step}, but in "
+            "pieces too small.",
+            0.8,
+        )
+    return None
 
 
 def _by_bill(seen: OomEvidence) -> tuple[str, str, float]:
-    total = sum(seen.bill.values()) + seen.requested_bytes
+    own = {name: size for name, size in seen.bill.items() if name not in ("context", "cached", "workspace")}
+    total = sum(own.values()) + seen.requested_bytes
     weights = seen.bill.get("parameter", 0)
     moving = max(1, total - weights - seen.bill.get("optimizer_state", 0) - seen.bill.get("gradient", 0))
     logits = seen.logits_bytes + (seen.requested_bytes if any(op in seen.op for op in LOSS_OPS) else 0)
