@@ -78,6 +78,17 @@ CHANGES: dict[str, dict[str, Any]] = {
         "model.dtype": "bfloat16",
     },
     "8-bit": {"quantization.load_in_8bit": True},
+    "every 2nd layer checkpointed": {
+        "training.gradient_checkpointing": True, "training.gradient_checkpointing_every": 2, "adapter.method": "none",
+    },
+    "first layer kept": {
+        "training.gradient_checkpointing": True, "training.gradient_checkpointing_keep_first": 1,
+    },
+    "activations in 8 bits": {"training.activation_storage": "8bit", "adapter.method": "none"},
+    "activations in 4 bits, bf16": {"training.activation_storage": "4bit", "training.mixed_precision": "bf16"},
+    "inputs in 8 bits, checkpointing": {
+        "training.activation_storage": "8bit", "training.gradient_checkpointing": True,
+    },
 }  # fmt: skip
 NEEDS_BITSANDBYTES = ("4-bit", "8-bit")
 

@@ -48,6 +48,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "adafactor": {"training.optim": "adafactor"},
     "8-bit adamw": {"training.optim": "adamw_bnb_8bit", "adapter.method": "none"},
     "chunked loss": {"training.loss_type": "chunked_nll"},
+    "full, activations in 4 bits": {"training.activation_storage": "4bit", "adapter.method": "none"},
+    "offload checkpointing": {"training.activation_storage": "offload", "training.gradient_checkpointing": True},
     "one micro-batch": {"training.gradient_accumulation_steps": 1},
 }  # fmt: skip
 DEVICE = find_device("Tesla T4")

@@ -15,7 +15,7 @@ from ..errors import ModelError, WorkbenchError
 from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import Device
 from ..recipe import Recipe
-from . import adapter, checkpointing, loss, quantization
+from . import activations, adapter, checkpointing, loss, quantization
 from .precision import Precision, load_weight_dtype, resolve_precision
 from .quiet import expected_report, no_progress_bars
 from .task import CLASSIFICATION, auto_class, head_modules, model_class
@@ -87,7 +87,11 @@ def build_model(
                 quantization.pack_meta_weights(model, quantized)
             if recipe.training.gradient_checkpointing:
                 # After the adapter: PEFT makes the inputs of a checkpointed model require gradients, see there.
-                checkpointing.enable_checkpointing(base)
+                training = recipe.training
+                checkpointing.enable_checkpointing(
+                    base, training.gradient_checkpointing_every, training.gradient_checkpointing_keep_first
+                )
+            activations.keep_activations(recipe, base)
     except (WorkbenchError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # Libraries raise anything here; each becomes one sentence about the model.

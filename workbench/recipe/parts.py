@@ -25,9 +25,15 @@ class Part(BaseModel):
     )
 
 
-def _shown(default: Any, label: str, *, show: str = "more", toggle: bool = False, **limits: Any) -> Any:
-    """Return a pydantic field with what the panel needs to know beside its limits."""
-    return Field(default, json_schema_extra={"label": label, "show": show, "toggle": toggle}, **limits)
+def _shown(
+    default: Any, label: str, *, show: str = "more", toggle: bool = False, tries: tuple[Any, ...] = (), **limits: Any
+) -> Any:
+    """Return a pydantic field with what the panel needs to know beside its limits.
+
+    ``tries`` are the values of a toggle whose effect is shown, where its other values cannot be counted up.
+    """
+    extra = {"label": label, "show": show, "toggle": toggle or bool(tries), "tries": tries}
+    return Field(default, json_schema_extra=extra, **limits)
 
 
 class ModelPart(Part):
@@ -107,9 +113,11 @@ class AdapterPart(Part):
     """Rank of the LoRA matrices."""
     lora_alpha: int = _shown(32, "LoRA alpha", ge=1, le=65536)
     """Scale of the LoRA update: ``lora_alpha / r`` (``lora_alpha / sqrt(r)`` with rsLoRA)."""
-    lora_dropout: float = _shown(0.0, "LoRA dropout", ge=0.0, lt=1.0)
+    lora_dropout: float = _shown(0.0, "LoRA dropout", tries=(0.0, 0.05), ge=0.0, lt=1.0)
     """Dropout on the adapter's input; above 0 it keeps a mask and a copy per adapted module."""
-    target_modules: str | tuple[str, ...] = _shown("all-linear", "Target modules")
+    target_modules: str | tuple[str, ...] = _shown(
+        "all-linear", "Target modules", tries=("all-linear", ("q_proj", "v_proj"))
+    )
     """``all-linear``, or names of modules such as ``q_proj,v_proj``."""
     use_rslora: bool = _shown(False, "rsLoRA")
     """Scale by ``lora_alpha / sqrt(r)``, which keeps high ranks stable."""
@@ -163,7 +171,7 @@ class TrainingPart(Part):
 
     per_device_train_batch_size: int = _shown(2, "Batch size", show="main", toggle=True, ge=1, le=4096)
     """Samples in one forward pass."""
-    gradient_accumulation_steps: int = _shown(4, "Accumulation", show="main", ge=1, le=4096)
+    gradient_accumulation_steps: int = _shown(4, "Accumulation", show="main", toggle=True, ge=1, le=4096)
     """Forward passes whose gradients are added before the optimizer steps."""
     learning_rate: float = _shown(2e-4, "Learning rate", show="main", gt=0.0, le=100.0)
     """Highest learning rate of the schedule."""
@@ -187,7 +195,7 @@ class TrainingPart(Part):
     """Decay of the second moment."""
     adam_epsilon: float = _shown(1e-8, "Adam epsilon", show="hidden", gt=0.0, le=1.0)
     """Added to the denominator of Adam's update."""
-    max_grad_norm: float = _shown(1.0, "Clip gradient norm", ge=0.0)
+    max_grad_norm: float = _shown(1.0, "Clip gradient norm", tries=(0.0, 1.0), ge=0.0)
     """Gradients are scaled down to this norm; 0 turns clipping off."""
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _shown("auto", "Mixed precision", show="main", toggle=True)
     """Autocast dtype. ``auto``: bf16 where the device computes it natively, else fp16 on a GPU, else none."""
@@ -195,6 +203,15 @@ class TrainingPart(Part):
     """Let float32 matrix products use TF32 on Ampere and newer GPUs."""
     gradient_checkpointing: bool = _shown(False, "Gradient checkpointing", show="main", toggle=True)
     """Keep only each layer's input and compute the rest again in backward: less memory, about a third more time."""
+    gradient_checkpointing_every: int = _shown(1, "Checkpoint every n-th layer", toggle=True, ge=1, le=1000)
+    """Checkpoint only layers 0, n, 2n, ...: the others keep all they need and are not computed again."""
+    gradient_checkpointing_keep_first: int = _shown(0, "Layers kept whole", ge=0, le=1000)
+    """Leave the first layers out of gradient checkpointing: memory that is free anyway buys back some time."""
+    activation_storage: Literal["full", "8bit", "4bit", "offload"] = _shown("full", "Saved activations", toggle=True)
+    """What layers keep for backward: tensors as they are, in 8 or 4 bits (gradients become approximate), or in host
+    memory. With gradient checkpointing it applies to each checkpointed layer's input."""
+    activation_storage_layers: tuple[int, ...] = _shown((), "Layers of that storage", show="hidden")
+    """Indices of the layers whose activations are stored so; empty means all."""
     loss_type: Literal["nll", "chunked_nll"] = _shown("nll", "Loss", toggle=True)
     """``chunked_nll`` never holds the logits of all tokens at once."""
     seed: int = _shown(42, "Seed", ge=0, le=2**32 - 1)

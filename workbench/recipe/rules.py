@@ -209,6 +209,45 @@ def _adapter(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return problems
 
 
+def _activations(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    training, problems = recipe.training, []
+    for name, default in (("gradient_checkpointing_every", 1), ("gradient_checkpointing_keep_first", 0)):
+        if getattr(training, name) != default and not training.gradient_checkpointing:
+            problems.append(
+                Problem(
+                    f"training.{name}",
+                    "says which layers are checkpointed, and gradient checkpointing is off.",
+                    (("training.gradient_checkpointing", True),),
+                )
+            )
+    if training.activation_storage_layers and training.activation_storage == "full":
+        problems.append(
+            Problem(
+                "training.activation_storage_layers",
+                "names layers for a storage that is not chosen.",
+                (("training.activation_storage", "8bit"),),
+            )
+        )
+    if any(index < 0 for index in training.activation_storage_layers):
+        problems.append(
+            Problem(
+                "training.activation_storage_layers",
+                "layer indices count from 0.",
+                (("training.activation_storage_layers", ()),),
+            )
+        )
+    if training.activation_storage == "offload" and target is not None and target.kind == "cpu":
+        problems.append(
+            Problem(
+                "training.activation_storage",
+                f"{target.name} computes in host memory already, so that moving activations there frees nothing; "
+                "8bit and 4bit do.",
+                (("training.activation_storage", "8bit"),),
+            )
+        )
+    return problems
+
+
 def _sharding(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     sharding, problems = recipe.sharding, []
     count = sharding.num_processes
