@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
-from ..errors import EstimateError, ModelError, RecipeError
-from ..estimate import BatchShape, Estimate, estimate_run
-from ..estimate.shape import full_shape, reshaped
-from ..events import Cancel, Progress, ProgressCallback
-from ..hardware import Device, target_device
+from ..estimate import BatchShape
+from ..events import Cancel, ProgressCallback
+from ..hardware import Device
 from ..recipe import FieldInfo, Recipe, iter_fields
-from .plan import Plan, PlanOption, ToggleEffect
+from .plan import Plan, PlanOption, ToggleEffect, preference
+from .planner import Planner
+from .search import find_settings
 
 # Options shown at most; the first ones are the least intrusive.
 MAX_OPTIONS = 5
+# Settings a plan looks at to make a run fit: it follows every change of a panel and must be quick. ``find_settings``
+# looks further.
+OPTION_BUDGET = 30
 
 
 def plan_run(
@@ -22,6 +25,7 @@ def plan_run(
     device: Device | None = None,
     *,
     shape: BatchShape | None = None,
+    pinned: Collection[str] | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel | None = None,
 ) -> Plan:
@@ -31,6 +35,7 @@ def plan_run(
         recipe: The settings.
         device: The target; None takes the Recipe's.
         shape: Batches, from ``shape_of_data``; None assumes that every sample fills ``max_length``.
+        pinned: Fields that the options leave alone; None leaves those alone that differ from a plain Recipe.
         progress: Told about the stage ``"plan"``.
         cancel: Looked at between estimates.
 
@@ -40,14 +45,12 @@ def plan_run(
         EstimateError: The run cannot be traced.
         Cancelled: The user cancelled.
     """
-    target = device or target_device(recipe)
-    planner = _Planner(recipe, target, shape or full_shape(recipe), cancel)
-    base = planner.base
+    planner = Planner(recipe, device, shape, progress, cancel)
+    base = planner.base()
     changes = [(info.path, value) for info in iter_fields() if info.toggle for value in other_values(info, recipe)]
     effects = []
     for index, (path, value) in enumerate(changes):
-        if progress is not None:
-            progress(Progress("plan", index, len(changes), f"{path} = {value}"))
+        planner.tell(index, len(changes), f"{path} = {value}")
         estimate = planner.estimate({path: value})
         if estimate is not None:
             effects.append(
@@ -59,21 +62,26 @@ def plan_run(
                     verdict=estimate.memory.verdict,
                 )
             )
+    options: list[PlanOption] = []
+    if base.memory.verdict != "fits":
+        options = _options(planner, pinned, progress, cancel)
     return Plan(
         recipe_digest=recipe.digest(),
-        device_name=target.name,
+        device_name=planner.device.name,
         process_bytes=base.memory.process_bytes,
         capacity_bytes=base.memory.capacity_bytes,
         step_s=base.time.step_s,
         verdict=base.memory.verdict,
         effects=tuple(effects),
-        options=tuple(planner.options()),
+        options=tuple(options),
     )
 
 
 def other_values(info: FieldInfo, recipe: Recipe) -> list[Any]:
-    """Return the values of a toggle worth trying: the other ones, or half and double of a number."""
+    """Return the values of a toggle worth trying: the other ones, those it names, or half and double of a number."""
     value = recipe.get(info.path)
+    if info.tries:
+        return [other for other in info.tries if other != value]
     if info.type_name == "bool":
         return [not value]
     if info.type_name == "choice":
@@ -85,69 +93,17 @@ def other_values(info: FieldInfo, recipe: Recipe) -> list[Any]:
     return []
 
 
-class _Planner:
-    def __init__(self, recipe: Recipe, device: Device, shape: BatchShape, cancel: Cancel | None) -> None:
-        self.recipe, self.device, self.shape, self.cancel = recipe, device, shape, cancel
-        self.base = estimate_run(recipe, device, shape=shape, cancel=cancel)
-
-    def estimate(self, changes: Mapping[str, Any]) -> Estimate | None:
-        """Return the estimate with changes, or None where they are not allowed or cannot be traced."""
-        if self.cancel is not None:
-            self.cancel.check()
-        try:
-            changed = self.recipe.with_changes(changes)
-            shape = reshaped(self.shape, self.recipe, changed)
-            return estimate_run(changed, self.device, shape=shape, cancel=self.cancel)
-        except (RecipeError, EstimateError, ModelError):
-            return None
-
-    def options(self) -> list[PlanOption]:
-        """Return changes that make the run fit: single ones, then ever more of them together; fastest first."""
-        if self.base.memory.verdict == "fits":
-            return []
-        steps = list(self._steps())
-        found = [option for step in steps if (option := self._option(step)) is not None]
-        together: dict[str, Any] = {}
-        for step in steps:
-            if any(field in together for field in step):
-                continue
-            together |= step
-            if len(together) > len(step) and len(found) < MAX_OPTIONS:
-                option = self._option(together)
-                if option is not None:
-                    found.append(option)
-                    break  # More changes than needed help nobody.
-        unique = {tuple(sorted(option.changes.items())): option for option in found}
-        best_first = sorted(unique.values(), key=lambda option: (option.verdict != "fits", option.step_s))
-        return best_first[:MAX_OPTIONS]
-
-    def _option(self, changes: Mapping[str, Any]) -> PlanOption | None:
-        estimate = self.estimate(changes)
-        if estimate is None or estimate.memory.verdict == "does_not_fit":
-            return None
-        if estimate.memory.verdict == "tight" and self.base.memory.verdict == "tight":
-            return None
-        return PlanOption(dict(changes), estimate.memory.process_bytes, estimate.time.step_s, estimate.memory.verdict)
-
-    def _steps(self) -> Iterator[dict[str, Any]]:
-        """Yield changes from the least intrusive to the most; none changes samples per optimizer step."""
-        recipe = self.recipe
-        training = recipe.training
-        if self.device.has_caching_allocator and not recipe.hardware.expandable_segments:
-            yield {"hardware.expandable_segments": True}
-        if training.loss_type != "chunked_nll":
-            yield {"training.loss_type": "chunked_nll"}
-        if self.base.memory.peak_phase == "evaluation" and recipe.evaluation.per_device_eval_batch_size > 1:
-            yield {"evaluation.per_device_eval_batch_size": 1}
-        if not training.gradient_checkpointing:
-            yield {"training.gradient_checkpointing": True}
-        batch, count = training.per_device_train_batch_size, training.gradient_accumulation_steps
-        while batch > 1 and batch % 2 == 0:
-            batch, count = batch // 2, count * 2
-            yield {"training.per_device_train_batch_size": batch, "training.gradient_accumulation_steps": count}
-        if training.optim in ("adamw_torch", "adamw_torch_fused"):
-            yield {"training.optim": "paged_adamw_8bit" if recipe.adapter.method == "none" else "adamw_bnb_8bit"}
-        if recipe.adapter.method == "lora" and not recipe.quantization.bits:
-            yield {"quantization.load_in_4bit": True}
-        if recipe.adapter.method == "none":
-            yield {"adapter.method": "lora"}
+def _options(
+    planner: Planner,
+    pinned: Collection[str] | None,
+    progress: ProgressCallback | None,
+    cancel: Cancel | None,
+) -> list[PlanOption]:
+    front = find_settings(
+        planner.recipe, planner.device, shape=planner.shape, pinned=pinned, budget=OPTION_BUDGET, progress=progress,
+        cancel=cancel,
+    )  # fmt: skip
+    better = [option for option in front.options if option.changes]
+    if front.current.verdict == "tight":
+        better = [option for option in better if option.verdict == "fits"]
+    return sorted(better, key=preference)[:MAX_OPTIONS]

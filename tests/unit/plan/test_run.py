@@ -9,7 +9,7 @@ from workbench.estimate import estimate_run
 from workbench.events import Cancel, Progress
 from workbench.hardware import find_device
 from workbench.plan import other_values, plan_run
-from workbench.recipe import Recipe, field_info, iter_fields
+from workbench.recipe import Recipe, field_info, find_problems, iter_fields
 
 T4 = find_device("Tesla T4")
 TINY = Recipe().with_changes({"model.name_or_path": "tiny-llama", "data.max_length": 64})
@@ -22,13 +22,19 @@ def plan() -> object:
 
 def test_every_toggle_has_an_effect_that_an_estimate_confirms(plan: object) -> None:
     effects = plan.effects  # type: ignore[attr-defined]  # a Plan
-    toggles = {info.path for info in iter_fields() if info.toggle}
-    assert {effect.field for effect in effects} == toggles
+    toggles = [info for info in iter_fields() if info.toggle]
+    refused = {info.path for info in toggles if not any(_is_allowed(info.path, v) for v in other_values(info, TINY))}
+    assert refused == {"training.gradient_checkpointing_every"}  # it says which layers, and checkpointing is off
+    assert {effect.field for effect in effects} == {info.path for info in toggles} - refused
     chosen = next(effect for effect in effects if effect.field == "training.gradient_checkpointing")
     base, changed = (estimate_run(TINY.with_changes(change), T4) for change in ({}, {chosen.field: chosen.value}))
     assert chosen.memory_delta_bytes == changed.memory.process_bytes - base.memory.process_bytes
     assert chosen.step_delta_s == pytest.approx(changed.time.step_s - base.time.step_s)
     assert chosen.verdict == changed.memory.verdict
+
+
+def _is_allowed(path: str, value: object) -> bool:
+    return not find_problems(TINY.with_changes({path: value}), T4.facts(for_estimate=True))
 
 
 def test_forbidden_values_are_left_out(plan: object) -> None:
