@@ -144,6 +144,7 @@ class FieldInfo:
         minimum, maximum: Inclusive limits of numbers, or None.
         show: ``"main"``, ``"more"`` or ``"hidden"``: where the panel shows the field.
         toggle: Whether the panel shows the field's effect on memory and time beside it.
+        tries: Values of a toggle whose effect is shown; empty takes the other choices, or half and double of a number.
     """
 
     path: str
@@ -159,6 +160,7 @@ class FieldInfo:
     maximum: float | None = None
     show: str = "more"
     toggle: bool = False
+    tries: tuple[Any, ...] = ()
 
     def parse(self, text: str) -> Any:
         """Return the value that a person's text means for this field; the Recipe judges whether it is allowed."""
@@ -243,6 +245,7 @@ def _describe_field(group: str, name: str, info: Any) -> FieldInfo:
         maximum=maximum,
         show=extra.get("show", "more"),
         toggle=bool(extra.get("toggle", False)),
+        tries=tuple(extra.get("tries", ())),
     )
 
 
