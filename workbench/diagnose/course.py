@@ -12,6 +12,7 @@ from .finding import Finding, Fix, make_finding
 
 OUTLIER_RATIO = 30.0
 MIN_BEFORE = 5
+MIN_UPDATES = 8
 
 
 def find_course_faults(
@@ -22,6 +23,7 @@ def find_course_faults(
     rows: Sequence[tuple[int, int]],
     num_updates: int,
     schedule_steps: int | None,
+    learning_rates: Sequence[float] = (),
 ) -> list[Finding]:
     """Return faults seen over a whole run.
 
@@ -32,8 +34,14 @@ def find_course_faults(
         rows: Rows of a micro-batch and number of micro-batches, per step.
         num_updates: Optimizer steps in all.
         schedule_steps: By how many steps the schedule advanced, or None where it is not known.
+        learning_rates: Rate of each update, where known.
     """
-    found = [_outlier(losses, grad_norms, clipped), _batch(rows), _schedule(num_updates, schedule_steps)]
+    found = [
+        _outlier(losses, grad_norms, clipped),
+        _batch(rows),
+        _schedule(num_updates, schedule_steps),
+        _frozen(losses, num_updates, learning_rates),
+    ]
     return [finding for finding in found if finding is not None]
 
 
@@ -59,6 +67,23 @@ def _outlier(losses: Sequence[float], norms: Sequence[float], clipped: Sequence[
             fixes=[Fix("Clip the gradient norm at 1.0.", {"training.max_grad_norm": 1.0})],
         )
     return None
+
+
+def _frozen(losses: Sequence[float], num_updates: int, rates: Sequence[float]) -> Finding | None:
+    """Find a loss that was bit for bit the same from the first step to the last although updates were made."""
+    # A loss that settles at a value has come from another one: only a run that never moved is meant.
+    if num_updates < MIN_UPDATES or len(losses) < MIN_UPDATES or len(set(losses)) != 1 or not math.isfinite(losses[0]):
+        return None
+    is_zero_rate = bool(rates) and max(rates) == 0.0
+    why = " The learning rate was 0 in each of them." if is_zero_rate else ""
+    return make_finding(
+        "loss.frozen",
+        f"The loss was exactly {losses[0]:.6g} in all {len(losses)} steps although {num_updates} updates were "
+        f"made.{why}",
+        evidence={"loss": losses[0], "num_updates": num_updates, "highest_learning_rate": max(rates, default=None)},
+        fixes=[Fix("See why the schedule gives 0.")] if is_zero_rate else [],
+        confidence=0.9,
+    )
 
 
 def _batch(rows: Sequence[tuple[int, int]]) -> Finding | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -90,7 +91,64 @@ def _no_graph(text: str, model: nn.Module | None) -> Finding | None:
 def _ids(error: BaseException, model: nn.Module | None, inputs: Mapping[str, Tensor]) -> Finding | None:
     if not isinstance(error, (IndexError, RuntimeError)) or model is None:
         return None
-    return find_ids_out_of_range(model, inputs)
+    return find_ids_out_of_range(model, inputs) or _failed_lookup(error, model) or _failed_target(error)
+
+
+def _failed_lookup(error: BaseException, model: nn.Module) -> Finding | None:
+    """Read the ids from the frame of the embedding that failed: any model, any name for its inputs."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for frame in _frames(error):
+        module, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and isinstance(ids, Tensor):
+            bad = torch.nonzero((ids < 0) | (ids >= module.num_embeddings))
+            if not len(bad):
+                return None
+            place = bad[0].tolist()
+            token, name = int(ids[tuple(place)]), names.get(id(module), "embedding")
+            return make_finding(
+                "data.ids_out_of_range",
+                f"Id {token} is outside the embedding {name!r} ({module.num_embeddings} rows), batch row {place[0]}, "
+                f"position {place[-1]}. On a GPU this is a device assert that ends the kernel's context.",
+                where={"module": name, "batch_row": place[0], "position": place[-1], "token_id": token},
+                evidence={"num_embedding_rows": module.num_embeddings, "num_bad": len(bad)},
+                confidence=1.0,
+            )
+    return None
+
+
+def _failed_target(error: BaseException) -> Finding | None:
+    """Read the targets from the frame of the cross entropy that failed."""
+    for frame in _frames(error):
+        scores, target = frame.f_locals.get("input"), frame.f_locals.get("target")
+        if frame.f_code.co_name != "cross_entropy" or not isinstance(scores, Tensor) or not isinstance(target, Tensor):
+            continue
+        if target.is_floating_point() or scores.ndim < 1:
+            return None
+        classes = scores.shape[1] if scores.ndim > 1 else scores.shape[0]
+        ignored = target == frame.f_locals.get("ignore_index", -100)
+        bad = torch.nonzero(((target < 0) | (target >= classes)) & ~ignored)
+        if not len(bad):
+            return None
+        place = bad[0].tolist()
+        label = int(target[tuple(place)])
+        return make_finding(
+            "data.ids_out_of_range",
+            f"Label {label} is outside the {classes} classes of the scores, at index {place}. On a GPU this is a "
+            "device assert that ends the kernel's context.",
+            where={"input": "target", "position": place[-1] if place else 0, "token_id": label},
+            evidence={"num_classes": classes, "num_bad": len(bad)},
+            confidence=1.0,
+        )
+    return None
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    """Return the frames of a traceback, innermost first."""
+    frames, traceback = [], error.__traceback__
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return frames[::-1]
 
 
 def find_ids_out_of_range(model: nn.Module, inputs: Mapping[str, Tensor]) -> Finding | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,13 @@ from .finding import Finding, make_finding
 
 MIN_STEPS = 4
 REAL_SHARE = 0.5  # Below this, more slots are padding than tokens.
+
+
+KEPT = 4096  # Newest steps and micro-batches; a watch must not grow with the run it watches.
+
+
+def _series() -> deque[Any]:
+    return deque(maxlen=KEPT)
 
 
 @dataclass
@@ -31,11 +39,11 @@ class SpeedEvidence:
         num_recomputed: Of them, layers that ran through checkpointing.
     """
 
-    slots: Sequence[int] = ()
-    real: Sequence[int] = ()
-    longest: Sequence[int] = ()
-    widths: Sequence[int] = ()
-    step_s: Sequence[float] = ()
+    slots: deque[int] = field(default_factory=_series)
+    real: deque[int] = field(default_factory=_series)
+    longest: deque[int] = field(default_factory=_series)
+    widths: deque[int] = field(default_factory=_series)
+    step_s: deque[float] = field(default_factory=_series)
     gc_s: float = 0.0
     num_gc: int = 0
     num_empty_cache: int = 0

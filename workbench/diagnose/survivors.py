@@ -25,6 +25,7 @@ from .finding import Finding, Fix, make_finding
 
 MIN_COHORTS = 0.8
 LATE_SHARE = 0.3
+CARRIED_SHARE = 0.9
 MIN_BORDERS = 6  # A window that the end of the loop cut shorter says nothing.
 
 
@@ -239,14 +240,11 @@ def _graph_finding(
     nodes: Suspect, kept: Suspect | None, look: MemoryLook, roots: list[Root], evidence: dict[str, Any]
 ) -> Finding:
     tensors = [tensor for tensor in live_tensors() if tensor.grad_fn is not None]
-    heavy = [tensor for tensor, _ in heaviest_roots(tensors)]
+    ranked = heaviest_roots(tensors, 8)
+    heavy = [tensor for tensor, _ in ranked]
     containers = find_holders(tensors, roots, skip=[tensors, heavy])
     # Many tensors with graphs in one container are a collection; one that reaches nearly all is a running total.
-    groups: dict[int, list[Holder]] = defaultdict(list)
-    for holder in containers.values():
-        if isinstance(holder.container, (list, dict, tuple, set, deque)):
-            groups[id(holder.container)].append(holder)
-    largest = max(groups.values(), key=len, default=[])
+    largest, index = _collection(list(containers.values()))
     rate = nodes.nodes_per_step
     evidence = evidence | {
         "nodes_per_step": rate,
@@ -255,9 +253,11 @@ def _graph_finding(
     }
     if len(largest) >= max(3, len(look.steps) // 2):
         owner = largest[0]
-        name = owner.path_to(len(owner.containers) - 1)
-        if isinstance(owner.container, deque) and owner.container.maxlen is not None:
-            return _bounded(name, owner.container.maxlen, evidence)
+        name, container = owner.path_to(index), owner.containers[index]
+        if isinstance(container, deque) and container.maxlen is not None:
+            return _bounded(name, container.maxlen, evidence)
+        if any(isinstance(value, BaseException) for value in owner.containers[index:]):
+            return _exceptions_finding(name, len(container), evidence)
         cause = _cause_of_owner(owner, "leak.graph_kept")
         return make_finding(
             cause,
@@ -267,8 +267,8 @@ def _graph_finding(
             evidence=evidence | {"num_kept": len(largest)},
             confidence=0.95,
         )
-    root = heavy[0]
-    found = containers.get(id(root)) or next((containers[id(item)] for item in heavy if id(item) in containers), None)
+    root = _carrier([pair for pair in ranked if id(pair[0]) in containers] or ranked)
+    found = containers.get(id(root))
     path = found.path if found else ""
     line = look.mutations.get(int(root.untyped_storage()._cdata), "") or (kept.line if kept else "")
     if root.numel() == 1:
@@ -287,6 +287,41 @@ def _graph_finding(
         f"nodes every step.",
         where={"object": path, "line": line},
         evidence=evidence,
+    )
+
+
+def _collection(holders: list[Holder]) -> tuple[list[Holder], int]:
+    """Return a holder for each entry of the fullest container that they share, and where it stands on their way."""
+    groups: dict[int, dict[str, Holder]] = defaultdict(dict)
+    depth: dict[int, int] = {}
+    for holder in holders:
+        for index, value in enumerate(holder.containers):
+            if isinstance(value, (list, dict, tuple, set, deque)) and len(value) >= 3:
+                # By entry: the output of one forward pass holds many tensors, and is one thing all the same.
+                groups[id(value)].setdefault(holder.labels[index + 1], holder)
+                depth[id(value)] = index
+    best = max(groups, key=lambda key: (len(groups[key]), depth[key]), default=None)
+    return ([], 0) if best is None else (list(groups[best].values()), depth[best])
+
+
+def _carrier(ranked: list[tuple[Tensor, int]]) -> Tensor:
+    """Return what is carried: of the tensors that reach nearly all kept nodes, the one nearest to them.
+
+    What was computed from a carried state in the last step reaches it as well, so that the heaviest is often not it.
+    """
+    reach = ranked[0][1]
+    return min((pair for pair in ranked if pair[1] >= CARRIED_SHARE * reach), key=lambda pair: pair[1])[0]
+
+
+def _exceptions_finding(name: str, count: int, evidence: dict[str, Any]) -> Finding:
+    return make_finding(
+        "leak.kept_tensors",
+        f"'{name}' collects exceptions, {count} so far: the traceback of each holds the frames that failed, and they "
+        "hold their tensors with the graph.",
+        where={"object": name},
+        evidence=evidence | {"num_kept": count},
+        fixes=[Fix("Keep str(error), or call error.with_traceback(None) before storing it.")],
+        confidence=0.95,
     )
 
 
@@ -356,8 +391,14 @@ def _kept_finding(
 
 def _owner_path(holder: Holder) -> str:
     """Return the path of the growing container: the innermost sequence or dict on the way, else the whole path."""
+    index = _growing_index(holder)
+    return holder.path if index is None else holder.path_to(index)
+
+
+def _growing_index(holder: Holder) -> int | None:
+    """Return where on the way the innermost container of three or more entries stands; None when there is none."""
     for index in range(len(holder.containers) - 1, -1, -1):
         value = holder.containers[index]
-        if isinstance(value, (list, deque, set, dict)) and len(value) >= 3:
-            return holder.path_to(index)
-    return holder.path
+        if isinstance(value, (list, deque, set, dict, tuple)) and len(value) >= 3:
+            return index
+    return None

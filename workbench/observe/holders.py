@@ -207,6 +207,13 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     elif issubclass(kind, types.GeneratorType) and value.gi_frame is not None:
         for name, child in value.gi_frame.f_locals.items():
             yield f".<generator local {name}>", child
+    elif kind.__name__ in ("_lru_cache_wrapper", "_lru_list_elem"):
+        # A function under functools.cache: its dictionary, or the links of a bounded one, are not attributes.
+        for child in gc.get_referents(value):
+            if isinstance(child, dict) and child is not getattr(value, "__dict__", None):
+                yield ".<cache>", child
+            elif kind.__name__ == "_lru_list_elem":
+                yield "", child
     if issubclass(kind, BaseException):
         yield ".__traceback__", value.__traceback__
         yield ".__context__", value.__context__

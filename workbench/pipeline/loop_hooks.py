@@ -68,6 +68,7 @@ class LoopHooks:
         *,
         on_phase: Callable[[str], None],
         on_update: Callable[[StepFacts], None],
+        on_output: Callable[[Any], None],
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.facts = StepFacts()
@@ -76,6 +77,7 @@ class LoopHooks:
         self.use_scaler = False
         self._on_phase = on_phase
         self._on_update = on_update
+        self._on_output = on_output
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._kept_gradients: list[tuple[nn.Parameter, Tensor]] = []
@@ -138,6 +140,7 @@ class LoopHooks:
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if isinstance(loss, Tensor) and self.facts.micro_batches:
             self.facts.micro_batches[-1].loss = loss.detach()
+        self._on_output(output)
         self._set_phase("loss" if torch.is_grad_enabled() else "between")
 
     def own_parameters(self) -> dict[int, str]:
@@ -169,7 +172,7 @@ class LoopHooks:
             self._note_bad()
             facts.was_blocked = True
             self._block(optimizer)
-        elif len(facts.micro_batches) > 1:
+        else:
             self._on_update(facts)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -229,4 +232,7 @@ def _norm(gradients: list[Tensor]) -> float:
     dense = [gradient for gradient in gradients if not gradient.is_sparse]
     if not dense:
         return 0.0
-    return float(torch.linalg.vector_norm(torch.stack([norm.float() for norm in torch._foreach_norm(dense)])))
+    norms = torch._foreach_norm(dense)
+    if any(norm.dtype != torch.float32 for norm in norms):
+        norms = tuple(norm.float() for norm in norms)
+    return float(torch.linalg.vector_norm(torch.stack(norms)))

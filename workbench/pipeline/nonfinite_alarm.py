@@ -41,7 +41,7 @@ def explain_alarm(
     bad_weights = [name for name, p in _named(watch) if not bool(torch.isfinite(p.detach()).all())]
     inputs = inputs_of(micro)
     labels = inputs.get("labels")
-    earlier = [norm for norm in list(watch.grad_norms)[:-1] if math.isfinite(norm)]
+    earlier = [norm for norm in list(watch.record.grad_norms)[:-1] if math.isfinite(norm)]
     seen = NonFiniteEvidence(
         step=watch.num_steps,
         loss=loss,

@@ -63,7 +63,7 @@ def explain_oom(watch: Watch, error: BaseException, facts: StepFacts) -> Finding
             num_rows=micro.num_rows if micro is not None else 0,
             row_tokens=row_tokens,
             earlier_tokens=_per_micro_batch(watch),
-            earlier_row_tokens=list(watch.row_tokens),
+            earlier_row_tokens=list(watch.record.row_tokens),
             max_length=watch.max_length,
             state_is_new=watch.num_steps <= 1,
             state_bytes=max(state_bytes, expected) if phase == "optimizer" else state_bytes or expected,
@@ -93,7 +93,7 @@ def _fixes(num_rows: int, phase: str) -> list[Fix]:
 
 
 def _per_micro_batch(watch: Watch) -> list[int]:
-    pairs = zip(watch.tokens, watch.rows, strict=True)
+    pairs = zip(watch.record.tokens, watch.record.rows, strict=True)
     return [tokens // max(1, count) for tokens, (_, count) in pairs]
 
 

@@ -70,7 +70,7 @@ class TrainerWatch:
             self._before += self.watch.findings
         self.watch = Watch(self.trainer.model, inner, **self._options)
         self.watch.observers += self._observers
-        self.watch.extra_roots = [Root("trainer", "variable", self.trainer)]
+        self.watch.memory.roots = [Root("trainer", "variable", self.trainer)]
         self.watch.rerun_override = Rerun(self._loss_again, None)
         self.watch.__enter__()
 

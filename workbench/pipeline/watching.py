@@ -21,7 +21,6 @@ import gc
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
@@ -31,24 +30,15 @@ from torch import Tensor, nn
 
 from ..diagnose.failures import explain_failure
 from ..diagnose.finding import Finding, render_findings
-from ..diagnose.speed import SpeedEvidence, find_speed_faults
-from ..diagnose.survivors import name_suspects
 from ..events import Event, Observer
-from ..observe.holders import Root, roots_of_frame, roots_of_process
-from ..observe.memory_look import MemoryLook, MemoryProbe
-from ..observe.process_memory import InUseReader
-from ..observe.storages import StorageTracker
+from ..observe.storages import StorageTracker, tensors_in
 from ..units import format_bytes, parse_bytes
 from . import accumulation, nonfinite_alarm, oom_alarm
 from .loop_hooks import LoopHooks, StepFacts
-from .signals import as_float, called_by_user, fingerprints, rises, user_frame
-
-LOOK_STEPS = 12  # Cohorts of nine steps that must survive three more.
-FIRST_SUSPICION = 8  # Steps whose counter must be seen before it can rouse suspicion.
-EXTRA_STEPS = 24  # More steps where something stays but not at each step.
-SETTLED_STEPS = 40
-READ_EVERY = 5
-KEPT_STEPS = 4096
+from .loop_record import LoopRecord
+from .memory_watch import MARKS_OF_STEP, MemoryWatch
+from .signals import as_float, called_by_user, user_frame
+from .update_check import UpdateCheck
 
 
 def watch(
@@ -115,42 +105,27 @@ class Watch:
         self.look_mode, self.max_length = look, max_length
         self.observers: list[Observer] = []
         self.continues: Watch | None = None
-        self.seen_rows: deque[int] = deque(maxlen=KEPT_STEPS)  # Fingerprints of rows, in order.
-        self.extra_roots: list[Root] = []
         self.rerun_override: Any = None  # A Trainer knows how to run its step again.
         self.num_steps = 0
-        self.memory_verdict: Finding | None = None
         self.own_s = 0.0  # Seconds spent by the watch itself, looks and replays left out.
-        self.hooks = LoopHooks(model, optimizer, on_phase=self._phase_changed, on_update=self._keep_gradient)
-        self.losses: deque[float] = deque(maxlen=KEPT_STEPS)
-        self.grad_norms: deque[float] = deque(maxlen=KEPT_STEPS)
-        self.clipped: deque[bool] = deque(maxlen=KEPT_STEPS)
-        self.tokens: deque[int] = deque(maxlen=KEPT_STEPS)
-        self.rows: deque[tuple[int, int]] = deque(maxlen=KEPT_STEPS)  # rows per micro-batch, micro-batches
-        self.row_tokens: deque[int] = deque(maxlen=KEPT_STEPS)
-        self.rest: deque[int] = deque(maxlen=256)
-        self.rest_steps: deque[int] = deque(maxlen=256)
-        self.rest_tokens: deque[int] = deque(maxlen=256)
-        self._reader = InUseReader()
+        self.hooks = LoopHooks(
+            model, optimizer, on_phase=self._phase_changed, on_update=self._before_update, on_output=self._mark
+        )
+        self.record = LoopRecord(model)
+        self.memory = MemoryWatch(model, optimizer, mode=look)
+        self.updates = UpdateCheck(model, optimizer)
         self.last_update: dict[str, Any] = {}
-        self.speed = SpeedEvidence(slots=[], real=[], longest=[], widths=[], step_s=[])
         self.tracker: StorageTracker | None = None
         self.last_facts: StepFacts = StepFacts()
+        self.accumulation_looks = 0
+        self.step_gradient: Tensor | None = None  # Kept for one step when its micro-batches differ in length.
         self._findings: dict[tuple[str, Any], Finding] = {}
-        self._probe: MemoryProbe | None = None
-        self._suspects: tuple[MemoryLook, list[Finding]] | None = None
-        self._extended = False
-        self._next_look = 3 if look == "now" else FIRST_SUSPICION
         self._scheduler_start: int | None = None
-        self._num_updates = 0
         self._last_border = 0.0
         self._is_open = False
-        self._waits = True
         self._deep_s = 0.0
         self._undo: list[Any] = []
         self._alarmed = 0
-        self.accumulation_looks = 0
-        self.step_gradient: Tensor | None = None  # Kept for one step when its micro-batches differ in length.
 
     # -- the block ---------------------------------------------------------------------------------------------
 
@@ -162,6 +137,7 @@ class Watch:
             self.tracker = StorageTracker(self.model, limit_bytes=self.limit_bytes)
             self.tracker.register_existing(oom_alarm.existing_tensors(self.model, self.optimizer))
             self.tracker.__enter__()
+            self.memory.is_blocked = True
         if self.scheduler is not None:
             self._scheduler_start = int(self.scheduler.last_epoch)
         self._last_border = time.perf_counter()
@@ -181,8 +157,8 @@ class Watch:
         try:
             if self.tracker is not None:
                 self.tracker.__exit__(None, None, None)
-            if self._probe is not None:
-                self._close_look(frame)
+            if self.memory.probe is not None:
+                self.memory.close(self.num_steps, frame)
             if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
                 self.add(oom_alarm.explain_oom(self, error, facts))
             elif isinstance(error, Exception):
@@ -193,7 +169,8 @@ class Watch:
                 undo()
             self._undo.clear()
             self.hooks.detach()
-            self._confirm_suspects()
+            for finding in self.memory.confirmed():
+                self.add(finding)
 
     # -- what a loop calls -------------------------------------------------------------------------------------
 
@@ -214,7 +191,7 @@ class Watch:
         if value is None and facts.micro_batches and facts.micro_batches[-1].loss is not None:
             value = as_float(facts.micro_batches[-1].loss)
         self.num_steps += 1
-        self._record(value, facts, batch, started)
+        self.record.add(value, facts, started - self._last_border, self._learning_rate())
         self._deep_s = 0.0
         if (value is not None and not math.isfinite(value)) or (
             facts.grad_norm is not None and not math.isfinite(facts.grad_norm)
@@ -222,7 +199,8 @@ class Watch:
             self._deeply(self._alarm, value, batch, facts, frame)
         elif facts.num_updates and not facts.was_blocked and self.optimizer is not None:
             self.last_update = self._describe_update(facts)
-        self._memory(facts, frame)
+            self.add(self.updates.after_step())
+        self._look_at_memory(frame)
         if len(facts.micro_batches) > 1 and self._alarmed == 0:
             self.add(self._deeply(accumulation.compare_gradients, self, facts))
             self.step_gradient = None
@@ -239,13 +217,19 @@ class Watch:
         """Faults found so far; a verdict of health is in ``memory_verdict``."""
         return list(self._findings.values())
 
+    @property
+    def memory_verdict(self) -> Finding | None:
+        """What the last deep look said."""
+        return self.memory.verdict
+
     def report(self) -> str:
         """Return everything found as text, with what was watched and what it cost."""
         lines = [render_findings(self.findings)]
         if self.memory_verdict is not None and not self.memory_verdict.is_fault:
             lines.append(self.memory_verdict.summary)
         elif self.memory_verdict is None:
-            low = format_bytes(min(self.rest)) if self.rest else "nothing"
+            lowest = self.memory.lowest_bytes
+            low = format_bytes(lowest) if lowest is not None else "not read"
             lines.append(f"Memory at rest gave no reason for a deep look (lowest level {low}).")
         per_step = 1000 * self.own_s / max(1, self.num_steps)
         lines.append(f"Watched {self.num_steps} steps; watching cost {per_step:.2f} ms per step.")
@@ -265,14 +249,23 @@ class Watch:
 
     def _phase_changed(self, phase: str) -> None:
         if phase in ("forward", "evaluation") and self.num_steps:
-            self.speed.data_s += max(0.0, time.perf_counter() - self._last_border) if self._waits else 0.0
-            self._waits = False
-        for tracker in (self.tracker, self._probe.tracker if self._probe is not None else None):
+            self.record.wait_ended(time.perf_counter() - self._last_border)
+        for tracker in (self.tracker, self.memory.probe.tracker if self.memory.probe is not None else None):
             if tracker is not None:
                 tracker.phase = "between" if phase == "loss" else phase
 
-    def _keep_gradient(self, facts: StepFacts) -> None:
-        """Keep the gradient that is about to be applied, where accumulation is worth a comparison."""
+    def _mark(self, output: Any) -> None:
+        """Lay life marks into what the model returned."""
+        tensors = []
+        for tensor in tensors_in(output):
+            tensors.append(tensor)
+            if len(tensors) == MARKS_OF_STEP:
+                break
+        self.memory.marks.lay(tensors)
+
+    def _before_update(self, facts: StepFacts) -> None:
+        """Keep samples of weights, and the gradient about to be applied where accumulation is worth a comparison."""
+        self.updates.before_update()
         self.step_gradient = None
         micros = [micro for micro in facts.micro_batches if micro.had_grad]
         if len(micros) < 2 or self.accumulation_looks >= accumulation.MAX_LOOKS:
@@ -281,35 +274,9 @@ class Watch:
         if min(counts) > 0 and max(counts) >= accumulation.UNEQUAL * min(counts):
             self.step_gradient = accumulation.flat_gradient(self)
 
-    def _record(self, loss: float | None, facts: StepFacts, batch: Any, now: float) -> None:
-        self._waits = True
-        speed = self.speed
-        speed.step_s.append(now - self._last_border)  # type: ignore[attr-defined]
-        self.losses.append(math.nan if loss is None else loss)
-        self.grad_norms.append(math.nan if facts.grad_norm is None else facts.grad_norm)
-        self.clipped.append(facts.was_clipped)
-        trained = [micro for micro in facts.micro_batches if micro.had_grad]
-        tokens = sum(micro.num_tokens for micro in trained or facts.micro_batches)
-        self.tokens.append(tokens)
-        self.rows.append((trained[0].num_rows if trained else 0, len(trained)))
-        for micro in trained:
-            self.seen_rows.extend(fingerprints(micro))
-            mask = micro.kwargs.get("attention_mask")
-            if isinstance(mask, Tensor) and mask.ndim == 2 and mask.device.type == "cpu":
-                lengths = mask.sum(1)
-                self.row_tokens.extend(lengths.tolist())
-                speed.slots.append(micro.num_tokens)  # type: ignore[attr-defined]
-                speed.real.append(int(lengths.sum()))  # type: ignore[attr-defined]
-                speed.longest.append(int(lengths.max()))  # type: ignore[attr-defined]
-                speed.widths.append(mask.shape[1])  # type: ignore[attr-defined]
-            elif micro.num_rows:
-                self.row_tokens.extend([micro.num_tokens // micro.num_rows] * micro.num_rows)
-        self._num_updates += facts.num_updates
-        speed.num_eval_forwards += facts.num_eval_forwards
-        if facts.num_eval_forwards and getattr(self.model, "is_gradient_checkpointing", False):
-            assert self.model is not None
-            if self.model.training:
-                speed.num_recomputed += facts.num_eval_forwards
+    def _learning_rate(self) -> float | None:
+        groups = getattr(self.optimizer, "param_groups", None)
+        return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
 
     def _describe_update(self, facts: StepFacts) -> dict[str, Any]:
         group = self.optimizer.param_groups[0]
@@ -329,42 +296,12 @@ class Watch:
         for finding in nonfinite_alarm.explain_alarm(self, loss, batch, facts, user_frame(frame)):
             self.add(finding)
 
-    def _memory(self, facts: StepFacts, frame: FrameType | None) -> None:
-        if self._probe is not None:
-            self._deeply(self._look_border, frame)
-            return
-        # Reading the heap's counter takes 0.2 ms of a fragmented process: once the run has settled, not at every step.
-        is_turn = self.num_steps <= SETTLED_STEPS or self.num_steps % READ_EVERY == 0
-        level = self._reader.read() if is_turn else None
-        if level is not None:
-            self.rest.append(level)
-            self.rest_steps.append(self.num_steps)
-            self.rest_tokens.append(self.tokens[-1])
-        if level is None and self.look_mode != "now":
-            return
-        if self.look_mode == "never" or self.num_steps < self._next_look or self._suspects is not None:
-            return
-        if self.tracker is not None:
-            return  # Two trackers would count twice; the limit's own is on.
-        if self.look_mode == "now" or rises(self.rest, self.rest_steps, self.rest_tokens):
-            self._probe = MemoryProbe(self.model, self.optimizer, length=LOOK_STEPS)
-            self._deeply(self._probe.open, self.num_steps + 1)
-        else:
-            # Ask again after some steps: a test at every step would find a rise by chance sooner or later.
-            self._next_look = self.num_steps + max(4, self.num_steps // 8)
-
-    def _look_border(self, frame: FrameType | None) -> None:
-        """One step of an open look; the window grows once where something stays but not at each step."""
-        assert self._probe is not None
-        if not self._probe.border(self.num_steps, self.tokens[-1]):
-            return
-        stays = self._probe.survivors_so_far()
-        uneven = len({birth.step for birth in stays}) < 0.8 * (len(self._probe.look.steps) - 3)
-        if stays and uneven and not self._extended:
-            self._extended = True
-            self._probe.extend(EXTRA_STEPS)
-        else:
-            self._close_look(frame)
+    def _look_at_memory(self, frame: FrameType | None) -> None:
+        memory, tokens = self.memory, self.record.tokens[-1]
+        if memory.probe is not None:
+            self._deeply(memory.look_border, self.num_steps, tokens, frame)
+        elif memory.read(self.num_steps, tokens):
+            self._deeply(memory.open, self.num_steps + 1)
 
     def _deeply(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run what happens only after a suspicion, and keep its time apart from what always runs."""
@@ -374,42 +311,6 @@ class Watch:
         finally:
             self._deep_s += time.perf_counter() - started
 
-    def _close_look(self, frame: FrameType | None) -> None:
-        assert self._probe is not None
-        probe, self._probe = self._probe, None
-        look = probe.close()
-        self._extended = False
-        for series in (self.rest, self.rest_steps, self.rest_tokens):
-            series.clear()
-        roots = self._roots(frame)
-        findings = name_suspects(look, roots, self.model)
-        self.memory_verdict = next(iter(findings), None)
-        faults = [finding for finding in findings if finding.is_fault]
-        if faults:
-            self._suspects = (look, faults)
-        self._next_look = 2 * self.num_steps + FIRST_SUSPICION if self.look_mode == "auto" else sys.maxsize
-
-    def _roots(self, frame: FrameType | None) -> list[Root]:
-        roots = roots_of_frame(frame) + self.extra_roots
-        if self.model is not None:
-            roots.append(Root("model", "model", self.model))
-        if self.optimizer is not None:
-            roots.append(Root("optimizer", "optimizer", self.optimizer))
-        return roots + roots_of_process()
-
-    def _confirm_suspects(self) -> None:
-        """Report what a look found, unless most of it has gone since: then it was a buffer with a limit."""
-        if self._suspects is None:
-            return
-        look, faults = self._suspects
-        alive = [birth for birth in look.survivors if birth.is_alive]
-        if look.survivors and len(alive) < 0.5 * len(look.survivors):
-            faults = [finding for finding in faults if finding.cause not in ("leak.kept_tensors", "leak.steady_growth",
-                                                                           "leak.graph_kept", "leak.per_phase",
-                                                                           "leak.hook_buffer")]  # fmt: skip
-        for finding in faults:
-            self.add(finding)
-
     def _explain_error(self, error: Exception, facts: StepFacts) -> None:
         from .replay import inputs_of
 
@@ -418,28 +319,16 @@ class Watch:
         self.add(finding)
 
     def _judge_whole_run(self) -> None:
-        from ..diagnose.course import find_course_faults, find_repeated_rows
-
-        for finding in find_speed_faults(self.speed):
-            self.add(finding)
         advanced = None
         if self.scheduler is not None and self._scheduler_start is not None:
             advanced = int(self.scheduler.last_epoch) - self._scheduler_start
-        for finding in find_course_faults(
-            losses=list(self.losses),
-            grad_norms=list(self.grad_norms),
-            clipped=list(self.clipped),
-            rows=list(self.rows),
-            num_updates=self._num_updates,
-            schedule_steps=advanced,
-        ):
+        before = list(self.continues.record.seen_rows) if self.continues is not None else []
+        for finding in self.record.faults(schedule_steps=advanced, rows_before=before):
             self.add(finding)
-        if self.continues is not None:
-            self.add(find_repeated_rows(list(self.continues.seen_rows), list(self.seen_rows)))
 
     def _watch_collector(self) -> None:
         """Time the full collections that the loop itself asks for, and count empty_cache calls."""
-        speed = self.speed
+        speed = self.record.speed
         begun = [0.0]
 
         def note(phase: str, info: Mapping[str, int]) -> None:
@@ -457,15 +346,14 @@ class Watch:
     def _emit(self, loss: float | None, facts: StepFacts) -> None:
         if not self.observers:
             return
-        group = self.optimizer.param_groups[0] if self.optimizer is not None else {}
         data: dict[str, Any] = {
             "step": self.num_steps,
-            "step_s": self.speed.step_s[-1],
+            "step_s": self.record.speed.step_s[-1],
             "loss": loss,
             "grad_norm": facts.grad_norm,
-            "learning_rate": float(group["lr"]) if "lr" in group else None,
-            "num_tokens": self.tokens[-1],
-            "allocated_bytes": self.rest[-1] if self.rest else None,
+            "learning_rate": self._learning_rate(),
+            "num_tokens": self.record.tokens[-1],
+            "allocated_bytes": self.memory.rest[-1] if self.memory.rest else None,
         }
         for observer in self.observers:
             observer.on_event(Event("step", {name: value for name, value in data.items() if value is not None}))
