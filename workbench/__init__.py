@@ -23,6 +23,7 @@ _HOMES = {
     "Workbench": "panel",
     "check": "pipeline.checking",
     "clinic": "diagnose",
+    "estimate_layouts": "estimate",
     "estimate_run": "estimate",
     "find_device": "hardware",
     "plan_run": "plan",
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "check",
     "clinic",
+    "estimate_layouts",
     "estimate_run",
     "find_device",
     "plan_run",
@@ -54,7 +56,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .diagnose import clinic
-    from .estimate import estimate_run
+    from .estimate import estimate_layouts, estimate_run
     from .estimate.estimate import Estimate
     from .hardware import Device, find_device, target_device
     from .panel import Workbench

@@ -16,6 +16,7 @@ PUBLIC = {
     "__version__",
     "check",
     "clinic",
+    "estimate_layouts",
     "estimate_run",
     "find_device",
     "plan_run",

@@ -17,17 +17,20 @@ from .estimate import (
     TimeEstimate,
     Verdict,
 )
+from .layout import Layout, LayoutEstimate, LayoutTable
 
 if TYPE_CHECKING:
     from .allocator import CachingAllocator
     from .recorder import StorageRecorder
     from .run import clear_caches, estimate_run
     from .shape import full_shape, shape_of_data
+    from .sharding import estimate_layouts
 
 _HOMES = {
     "CachingAllocator": "allocator",
     "StorageRecorder": "recorder",
     "clear_caches": "run",
+    "estimate_layouts": "sharding",
     "estimate_run": "run",
     "full_shape": "shape",
     "shape_of_data": "shape",
@@ -38,12 +41,16 @@ __all__ = [
     "BatchShape",
     "CachingAllocator",
     "Estimate",
+    "Layout",
+    "LayoutEstimate",
+    "LayoutTable",
     "MemoryEstimate",
     "PeakHolder",
     "StorageRecorder",
     "TimeEstimate",
     "Verdict",
     "clear_caches",
+    "estimate_layouts",
     "estimate_run",
     "full_shape",
     "shape_of_data",

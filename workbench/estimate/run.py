@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from ..components.adapter import count_parameters
+from ..components.layers import has_layer_settings
 from ..components.model import build_model, load_weight_dtype
 from ..components.source import find_source
 from ..errors import EstimateError, WorkbenchError
@@ -26,6 +28,7 @@ from .garbage import collection_paused
 from .memory import estimate_memory, process_base_bytes
 from .optimizers import paged_host_bytes
 from .quantized import add_quant_states
+from .recorder import HOST_COPY
 from .script import OUR_TRAINER, Script
 from .shape import full_shape
 from .structure import layer_lists, layer_period
@@ -83,16 +86,28 @@ class _Built:
 
 
 @dataclass(frozen=True)
-class _Traced:
+class TracedRun:
+    """A run's trace, whole.
+
+    Attributes:
+        life: All layers unrolled.
+        num_parameters, num_trainable: Parameters.
+        trainable_elements: Elements of each trainable parameter.
+        num_layers: Layers of the model.
+        period: Layers after which kinds recur, so that ``life.tape`` can be unrolled again; 0 where it is whole.
+    """
+
     life: Life
     num_parameters: int
     num_trainable: int
     trainable_elements: tuple[int, ...]
+    num_layers: int = 0
+    period: int = 0
 
 
 _MODELS: OrderedDict[str, _Built] = OrderedDict()
 _PERIODS: OrderedDict[str, int | None] = OrderedDict()
-_LIVES: OrderedDict[str, _Traced] = OrderedDict()
+_LIVES: OrderedDict[str, TracedRun] = OrderedDict()
 _CACHE = threading.Lock()
 
 
@@ -139,17 +154,25 @@ def estimate_run(
         start_compiling()
     notes: list[str] = []
     traceable = _traceable(recipe, batch, notes)
-    traced, was_cached = _traced(traceable, target, batch, script, progress, cancel)
-    schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps, warms_up=script.warms_up)
+    traced, was_cached = traced_run(traceable, target, batch, script, progress, cancel)
+    schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps, script=script)
     memory = estimate_memory(
         schedule,
         target,
         torch_version=recipe.hardware.torch_version or torch.__version__,
         expandable_segments=recipe.hardware.expandable_segments,
-        host_bytes=paged_host_bytes(recipe, list(traced.trainable_elements)) if target.has_caching_allocator else 0,
+        host_bytes=_host_bytes(recipe, traced) if target.has_caching_allocator else 0,
         extra_uncertainty=0.1 if len(notes) else 0.0,
     )
     notes += _assumptions(recipe, target, batch)
+    step_time = estimate_time(recipe, target, traced.life, batch)
+    if recipe.sharding.num_processes > 1:
+        from .sharding import estimate_layout  # it asks this file for traces
+        from .spread_time import spread_time
+
+        row = estimate_layout(traceable, target, batch, cancel)
+        memory, step_time = row.memory or memory, spread_time(step_time, row, recipe, batch)
+        notes.append(f"Spread as {row.layout.name}: memory is that of {row.rank}, the step that of all together.")
     return Estimate(
         recipe_digest=recipe.digest(),
         device_name=target.name,
@@ -157,11 +180,24 @@ def estimate_run(
         num_trainable_parameters=traced.num_trainable,
         shape=batch,
         memory=memory,
-        time=estimate_time(recipe, target, traced.life, batch),
+        time=step_time,
         notes=notes,
         elapsed_s=time.perf_counter() - began,
         was_cached=was_cached,
     )
+
+
+def _host_bytes(recipe: Recipe, traced: TracedRun) -> int:
+    """Return the bytes that live in host memory beside the device's: paged optimizer state, moved activations."""
+    life = traced.life
+    begin, end = life.tape.work_segments()["first"]
+    backward = life.tape.phase_names.index("backward")
+    moved = sum(
+        work.num_bytes * int(weight)
+        for work, weight in zip(life.tape.work[begin:end], life.weights[begin:end], strict=True)
+        if work.operator == HOST_COPY and work.phase < backward
+    )
+    return paged_host_bytes(recipe, list(traced.trainable_elements)) + moved
 
 
 def clear_caches() -> None:
@@ -218,17 +254,19 @@ def _key(recipe: Recipe, device: Device, *, for_model: bool) -> str:
         group, name = path.split(".")
         values[group].pop(name, None)
     facts = [device.has_caching_allocator, device.compute_capability, device.bf16_native]
+    if recipe.quantization.load_in_4bit:
+        facts.append(device.sm_count)  # it decides which products unpack the weight
     return json.dumps([values, facts], sort_keys=True, default=str)
 
 
-def _traced(
+def traced_run(
     recipe: Recipe,
     device: Device,
     batch: BatchShape,
     script: Script,
     progress: ProgressCallback | None,
     cancel: Cancel | None,
-) -> tuple[_Traced, bool]:
+) -> tuple[TracedRun, bool]:
     shape = _trace_shape(recipe, batch)
     accumulates = recipe.training.gradient_accumulation_steps > 1
     key = f"{_key(recipe, device, for_model=False)} {shape} {accumulates} {script.name}"
@@ -259,7 +297,7 @@ def _traced(
     return traced, False
 
 
-def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, cancel: Cancel | None) -> _Traced:
+def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, cancel: Cancel | None) -> TracedRun:
     source = find_source(recipe, for_training=False, cancel=cancel)
     built = _built(recipe, source, device, script, cancel, is_whole=False)
     trace = trace_run(recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel, script=script)
@@ -277,7 +315,7 @@ def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, ca
     return _count(built, trace, life)
 
 
-def _count(built: _Built, trace: Trace, life: Life) -> _Traced:
+def _count(built: _Built, trace: Trace, life: Life) -> TracedRun:
     """Count parameters of the whole model from those of the traced one."""
     total, trainable = count_parameters(built.model)
     elements = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
@@ -292,7 +330,7 @@ def _count(built: _Built, trace: Trace, life: Life) -> _Traced:
             total += copies * layer_total
             trainable += copies * layer_trainable
             elements += copies * [parameter.numel() for parameter in layer.parameters() if parameter.requires_grad]
-    return _Traced(life, total, trainable, tuple(elements))
+    return TracedRun(life, total, trainable, tuple(elements), built.num_layers, built.period)
 
 
 def _built(
@@ -323,7 +361,7 @@ def _built(
 
 def _period(recipe: Recipe, source: ModelSource, device: Device, count: int, cancel: Cancel | None) -> int:
     """Return the period of the model's layers, 0 where it has to be traced whole."""
-    if recipe.adapter.layers_to_transform or count <= TRACED_LAYERS:
+    if has_layer_settings(recipe) or count <= TRACED_LAYERS:
         return 0
     key = json.dumps(source.config.to_dict(), sort_keys=True, default=str)
     if key not in _PERIODS:
@@ -339,4 +377,5 @@ def _period(recipe: Recipe, source: ModelSource, device: Device, count: int, can
         _PERIODS[key] = layer_period(model, source.config.get_text_config())
         while len(_PERIODS) > MAX_LIVES:
             _PERIODS.popitem(last=False)
-    return _PERIODS[key] or 0
+    # Every n-th layer checkpointed: kinds recur where both patterns do.
+    return math.lcm(_PERIODS[key] or 0, recipe.training.gradient_checkpointing_every)
