@@ -8,7 +8,7 @@ import pytest
 from workbench.events import Event
 from workbench.observe.history import History
 from workbench.pipeline import start_session
-from workbench.pipeline.run import WatchedSession, _Doctors
+from workbench.pipeline.run import WatchedSession
 from workbench.recipe import Recipe
 from workbench.units import MIB
 
@@ -60,15 +60,14 @@ def test_a_leak_is_told_once_and_written_down(recipe: Recipe, tmp_path: Path) ->
     from workbench.hardware import read_device
     from workbench.observe.meters import CpuMeter
 
-    session = WatchedSession(recipe, device=read_device("cpu"), meter=CpuMeter(), run_dir=tmp_path)
     told = Seen()
-    doctors = _Doctors(session, [session._recorder, told])
+    meter = CpuMeter()
+    session = WatchedSession(recipe, device=read_device("cpu"), meter=meter, observers=[told], run_dir=tmp_path)
     for step in range(1, 101):
         row = {"step": step, "step_s": 0.1, "loss": 3 - step / 100, "grad_norm": 1.0, "allocated_bytes": 8 * MIB * step}
-        session._recorder.on_event(Event("step", row))
-        doctors.on_event(Event("step", row))
-    session._recorder.flush()
-    leaks = [event for event in told.events if event.data["kind"] == "leak"]
+        session.publish(Event("step", row))
+    session.publish(Event("state", {"state": "running"}))
+    leaks = [event for event in told.events if event.data.get("kind") == "leak"]
     assert len(leaks) == 1
     assert leaks[0].data["evidence"]["bytes_per_step"] == pytest.approx(8 * MIB, rel=0.05)
     assert len((tmp_path / "findings.jsonl").read_text().splitlines()) == 1

@@ -24,7 +24,7 @@ _STATE_FAMILIES = {"adamw_torch_fused": "adamw_torch", "paged_adamw_8bit": "adam
 
 
 class _NothingLeft(Exception):  # noqa: N818  # Not an error: the way out of the trainer's loop before its first step.
-    """The checkpoint is of the run's last step."""
+    """No step is left after the checkpoint."""
 
 
 class ResumableTrainer(Trainer):
@@ -134,7 +134,7 @@ class ResumableTrainer(Trainer):
         """Do what was still due when the checkpoint was made: the evaluation that failed, or nothing at all.
 
         Raises:
-            _NothingLeft: The checkpoint is of the run's last step.
+            _NothingLeft: The checkpoint is of the run's last step, or the evaluation says to stop early.
         """
         if checkpoint is not None and self._due_row is not None:
             self._row = self._due_row
@@ -143,8 +143,12 @@ class ResumableTrainer(Trainer):
             metrics = self._evaluate(None, None)
             self.control.should_evaluate = False
             self._determine_best_metric(metrics, None)
+            if self.control.should_save:
+                self.save_checkpoint()  # It is there; now it is known to be the best one.
+                self.control.should_save = False
             self._caught_up = self._random_state = random_state()
-        if checkpoint is not None and self.state.global_step >= self.state.max_steps:
+        is_last = self.state.global_step >= self.state.max_steps or self.control.should_training_stop
+        if checkpoint is not None and is_last:
             raise _NothingLeft
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
