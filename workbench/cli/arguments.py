@@ -70,6 +70,19 @@ def read_recipe(options: argparse.Namespace) -> Recipe:
     return changed
 
 
+def named_fields(options: argparse.Namespace) -> frozenset[str]:
+    """Return the fields that a flag sets, whatever the value; how a batch is split is not counted."""
+    from ..plan.space import SPLIT_FIELDS
+
+    named = {text.partition("=")[0].strip() for text in options.set}
+    named |= {
+        name.removeprefix(_FIELD_PREFIX)
+        for name, value in vars(options).items()
+        if name.startswith(_FIELD_PREFIX) and value is not None
+    }
+    return frozenset(named) - frozenset(SPLIT_FIELDS)
+
+
 def _as_path(text: str) -> Any:
     from pathlib import Path
 

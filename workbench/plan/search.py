@@ -21,7 +21,7 @@ from .space import Choice, Dimension, Freedom, dimensions, explicit_fields
 # About ten to twenty seconds for a model of this size; the neighbours of four to six settings.
 DEFAULT_BUDGET = 60
 # Differences below this share of memory and time are no reason to change a setting.
-NOTABLE = 0.01
+NOTABLE = 0.02
 _RANKS = {"fits": 0, "tight": 1, "does_not_fit": 2}
 
 _Picks = tuple[int, ...]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..estimate.estimate import VERDICT_TEXTS, Estimate
 from ..units import format_bytes, format_count, format_seconds
+from .text import describe_bound, describe_cost
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -59,11 +60,16 @@ def render_estimate(estimate: Estimate) -> str:
         f"Step: {format_seconds(step_time.step_s)} (between {format_seconds(step_time.interval_s[0])} and "
         f"{format_seconds(step_time.interval_s[1])}, {step_time.basis}), {step_time.tokens_per_s:,.0f} tokens/s.",
     ]
+    bound = describe_bound(step_time)
+    if bound:
+        lines.append(bound)
+    if step_time.epoch_s is not None:
+        lines.append(f"Epoch: {format_seconds(step_time.epoch_s)}.")
     if step_time.total_s is not None:
         lines.append(f"Run: {step_time.num_steps} steps, {format_seconds(step_time.total_s)}.")
-    if step_time.cost_usd is not None:
-        low_usd, high_usd = (f"{usd:.2f}" if usd >= 0.1 else f"{usd:.1g}" for usd in step_time.cost_usd)
-        lines.append(f"Cost: {low_usd} to {high_usd} USD.")
+    cost = describe_cost(step_time)
+    if cost:
+        lines.append(f"Cost: {cost}.")
     lines += [f"Note: {note}" for note in estimate.notes]
     return "\n".join(lines)
 
@@ -83,7 +89,12 @@ def render_plan(plan: Plan) -> str:
     text = render_table(("field", "value", "memory", "step", "then"), rows)
     for option in plan.options:
         changes = ", ".join(f"{field}={value}" for field, value in option.changes.items())
-        text += f"\nFits with {changes}: {format_bytes(option.process_bytes)}, {format_seconds(option.step_s)} a step."
+        word = VERDICT_TEXTS[option.verdict].capitalize()
+        alters = f" It {', '.join(option.alters)}." if option.alters else ""
+        text += (
+            f"\n{word} with {changes}: {format_bytes(option.process_bytes)}, "
+            f"{format_seconds(option.step_s)} a step.{alters}"
+        )
     return text
 
 

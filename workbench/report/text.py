@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from ..estimate.estimate import VERDICT_TEXTS, Estimate
+from ..estimate.estimate import VERDICT_TEXTS, Estimate, TimeEstimate
 from ..units import MIB, format_bytes, format_count, format_seconds
 
 CATEGORY_LABELS: dict[str, str] = {
@@ -55,6 +55,45 @@ def describe_estimate(estimate: Estimate) -> str:
         f"Estimated for {estimate.device_name}: {describe_verdict(estimate)}, peak in {estimate.memory.peak_phase}, "
         f"{format_seconds(time.step_s)} per step, {format_count(time.tokens_per_s)} tokens/s"
     )
+
+
+LIMIT_TEXTS: dict[str, str] = {
+    "compute": "computes",
+    "bandwidth": "moves data between memory and cores",
+    "launch": "waits for operators to be launched",
+}
+BOUND_TEXTS: dict[str, str] = {
+    "compute": "Bound by arithmetic",
+    "bandwidth": "Bound by memory bandwidth",
+    "launch": "Bound by the host, which launches the operators",
+}
+
+
+def describe_bound(time: TimeEstimate) -> str:
+    """Return what bounds a step, e.g. ``"Bound by arithmetic: of a step 71 % computes, 29 % moves data ..."``."""
+    total = sum(time.seconds_by_limit.values())
+    if not total or time.bound_by not in BOUND_TEXTS:
+        return ""
+    ordered = sorted(time.seconds_by_limit.items(), key=lambda item: -item[1])
+    shares = [f"{seconds / total:.0%} {LIMIT_TEXTS.get(name, name)}" for name, seconds in ordered if seconds > 0]
+    return f"{BOUND_TEXTS[time.bound_by]}: of a step {', '.join(shares)}.".replace("%", " %")
+
+
+def format_usd(low: float, high: float) -> str:
+    """Return a range of prices, e.g. ``"0.42 to 1.3"``; one figure where both are written the same."""
+    first, last = (f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.1g}" for usd in (low, high))
+    return first if first == last else f"{first} to {last}"
+
+
+def describe_cost(time: TimeEstimate) -> str:
+    """Return what a run costs, e.g. ``"0.42 to 1.30 USD for the run, 0.15 USD per 1M tokens"``; empty if not known."""
+    parts = []
+    if time.cost_usd is not None:
+        parts.append(f"{format_usd(*time.cost_usd)} USD for the run")
+    if time.cost_usd_per_1000_tokens is not None:
+        low, high = time.cost_usd_per_1000_tokens
+        parts.append(f"{format_usd(low, high)} USD per 1,000 tokens ({format_usd(low * 1000, high * 1000)} per 1M)")
+    return ", ".join(parts)
 
 
 def describe_effect(memory_delta_bytes: float, step_delta_s: float | None) -> str:
