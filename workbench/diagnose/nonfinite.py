@@ -16,6 +16,7 @@ from ..observe.finiteness import BadOp
 from .finding import Finding, Fix, make_finding
 
 FP16_MAX = 65504.0
+DIVERGED = 1e4  # A loss so many times the lowest is no noise.
 
 
 @dataclass
@@ -32,6 +33,7 @@ class NonFiniteEvidence:
         last_update: What the last applied update was: ``eps``, ``lr``, ``dtypes``, ``grad_norm``, ``step``,
             ``optimizer``.
         median_grad_norm: Of the steps before.
+        earlier_losses: Finite raw losses of the steps before, in order.
         replayed: Whether the step could be run again.
         replay_is_finite: The replay gave a finite loss and finite gradients.
         created: Operators that made the first non-finite values, in order.
@@ -55,6 +57,7 @@ class NonFiniteEvidence:
     bad_gradients: Sequence[str] = ()
     last_update: dict[str, Any] = field(default_factory=dict)
     median_grad_norm: float | None = None
+    earlier_losses: Sequence[float] = ()
     replayed: bool = False
     replay_is_finite: bool = False
     created: Sequence[BadOp] = ()
@@ -73,7 +76,13 @@ class NonFiniteEvidence:
 def judge_nonfinite(seen: NonFiniteEvidence) -> Finding:
     """Return the one finding that explains a NaN or Inf."""
     finding = (
-        _bad_weights(seen) or _labels(seen) or _data(seen) or _first_operator(seen) or _clipping(seen) or _other(seen)
+        _bad_weights(seen)
+        or _labels(seen)
+        or _data(seen)
+        or _diverged(seen)
+        or _first_operator(seen)
+        or _clipping(seen)
+        or _other(seen)
     )
     where = {"step": seen.step, **finding.where}
     if seen.rows:
@@ -160,6 +169,26 @@ def _data(seen: NonFiniteEvidence) -> Finding | None:
         f"The batch itself holds NaN or Inf in {seen.bad_inputs[0]!r}.",
         where={"input": seen.bad_inputs[0]},
         confidence=1.0,
+    )
+
+
+def _diverged(seen: NonFiniteEvidence) -> Finding | None:
+    """Find a run that blew up over several steps: the operator that overflows in the end is not to blame."""
+    losses, rate = list(seen.earlier_losses), seen.last_update.get("lr")
+    if len(losses) < 3 or not rate:
+        return None
+    grown = losses[-1] > losses[-2] > losses[-3]
+    lowest = min(abs(value) for value in losses)
+    # float16 ends at 65504, which a sound run may reach; other dtypes end where only a run that diverges comes.
+    ends_high = not any(op.dtype == "float16" for op in seen.created) and losses[-1] > DIVERGED * max(lowest, 1e-6)
+    if not (grown and ends_high):
+        return None
+    return make_finding(
+        "nonfinite.learning_rate",
+        f"The run diverged: at learning rate {rate:g} the loss grew from {losses[-3]:.3g} over {losses[-2]:.3g} to "
+        f"{losses[-1]:.3g} before it overflowed in step {seen.step}.",
+        evidence={"learning_rate": rate, "losses": tuple(losses[-3:])},
+        confidence=0.85,
     )
 
 

@@ -30,9 +30,10 @@ def supervised(micro: MicroBatch) -> int:
 def compare_gradients(watch: Watch, facts: StepFacts) -> Finding | None:
     """Return a finding when the step's gradient points away from that of the mean over all its tokens.
 
-    Runs each micro-batch once more, at most twice a run, and only when their token counts differ.
+    Called before the update, since the gradients of other weights are other gradients. Runs each micro-batch once
+    more, at most twice a run, and only when their token counts differ.
     """
-    looks = getattr(watch, "accumulation_looks", 0)
+    looks = watch.accumulation_looks
     micros = [micro for micro in facts.micro_batches if micro.had_grad and micro.loss is not None]
     if looks >= MAX_LOOKS or len(micros) < 2 or watch.model is None or facts.num_updates != 1:
         return None
@@ -42,9 +43,7 @@ def compare_gradients(watch: Watch, facts: StepFacts) -> Finding | None:
     if min(counts) <= 0 or max(counts) < UNEQUAL * min(counts):
         return None
     watch.accumulation_looks = looks + 1
-    own = watch.step_gradient
-    if own is None:
-        return None
+    own = flat_gradient(watch)
     gradients = [_gradient(watch, micro) for micro in micros]
     right = sum((g * n for g, n in zip(gradients, counts, strict=True)), torch.zeros_like(gradients[0])) / sum(counts)
     plain = torch.stack(gradients).mean(0)
@@ -58,7 +57,7 @@ def compare_gradients(watch: Watch, facts: StepFacts) -> Finding | None:
         f"Accumulation weights a micro-batch of {low} tokens like one of {high}: the cosine of its "
         f"gradient to the right "
         f"one is {to_right:.2f}.",
-        where={"step": watch.num_steps},
+        where={"step": watch.num_steps + 1},
         evidence={
             "gradient_cosine": to_right,
             "cosine_to_mean_of_means": to_plain,
@@ -73,7 +72,7 @@ def _gradient(watch: Watch, micro: MicroBatch) -> Tensor:
     from .replay import quiet
 
     assert watch.model is not None
-    with quiet(watch.hooks, micro):
+    with torch.enable_grad(), quiet(watch.hooks, micro):
         loss = watch.model(*micro.args, **micro.kwargs).loss
         loss.backward()
         return flat_gradient(watch)

@@ -50,6 +50,7 @@ def explain_alarm(
         bad_weights=bad_weights,
         bad_gradients=facts.bad_gradients,
         last_update=watch.last_update,
+        earlier_losses=[value for value in list(watch.record.losses)[:-1][-50:] if math.isfinite(value)],
         median_grad_norm=float(np.median(earlier)) if earlier else None,
         num_supervised=int((labels[..., 1:] != -100).sum()) if isinstance(labels, Tensor) and labels.ndim > 1 else None,
         bad_inputs=[

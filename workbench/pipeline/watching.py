@@ -26,7 +26,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..diagnose.failures import explain_failure
 from ..diagnose.finding import Finding, render_findings
@@ -118,7 +118,6 @@ class Watch:
         self.tracker: StorageTracker | None = None
         self.last_facts: StepFacts = StepFacts()
         self.accumulation_looks = 0
-        self.step_gradient: Tensor | None = None  # Kept for one step when its micro-batches differ in length.
         self._findings: dict[tuple[str, Any], Finding] = {}
         self._scheduler_start: int | None = None
         self._last_border = 0.0
@@ -201,9 +200,6 @@ class Watch:
             self.last_update = self._describe_update(facts)
             self.add(self.updates.after_step())
         self._look_at_memory(frame)
-        if len(facts.micro_batches) > 1 and self._alarmed == 0:
-            self.add(self._deeply(accumulation.compare_gradients, self, facts))
-            self.step_gradient = None
         self._emit(value, facts)
         if self.tracker is not None:
             self.tracker.step = self.num_steps
@@ -264,15 +260,10 @@ class Watch:
         self.memory.marks.lay(tensors)
 
     def _before_update(self, facts: StepFacts) -> None:
-        """Keep samples of weights, and the gradient about to be applied where accumulation is worth a comparison."""
+        """Keep samples of weights, and compare accumulated gradients while those of the step are still there."""
         self.updates.before_update()
-        self.step_gradient = None
-        micros = [micro for micro in facts.micro_batches if micro.had_grad]
-        if len(micros) < 2 or self.accumulation_looks >= accumulation.MAX_LOOKS:
-            return
-        counts = [accumulation.supervised(micro) for micro in micros]
-        if min(counts) > 0 and max(counts) >= accumulation.UNEQUAL * min(counts):
-            self.step_gradient = accumulation.flat_gradient(self)
+        if len(facts.micro_batches) > 1 and self._alarmed == 0:
+            self.add(accumulation.compare_gradients(self, facts))
 
     def _learning_rate(self) -> float | None:
         groups = getattr(self.optimizer, "param_groups", None)

@@ -16,7 +16,7 @@ with workbench.watch(model, optimizer) as w:
             features[2] = 0.0
         vectors = model(features)
         length = vectors.square().sum(-1, keepdim=True)
-        unit = vectors / (length + 1e-6 if HEALTHY else length)
+        unit = vectors / (length + 1.0 if HEALTHY else length)
         loss = (unit @ unit.T - torch.eye(8)).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -21,5 +21,6 @@ with workbench.watch(model, optimizer) as w:
             loss = -(target * chance.log() + (1 - target) * (1 - chance).log()).mean()
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         w.step(loss=loss, batch=features)
