@@ -7,7 +7,6 @@ holds the derived segment equal to what real tensors do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from .tape import Tape
 
@@ -30,26 +29,31 @@ def derive_later(tape: Tape, accumulated: Mapping[int, int], copied: frozenset[i
         if token not in copied:
             ends_at.setdefault(count, []).append(token)
     fresh: dict[int, int] = {}
+    marks = [(at, phase) for at, phase in tape.phase_marks if at >= begin]
+    wanted = {at for at, _ in marks}
     moved: dict[int, int] = {}
+    events, layers = tape.events, tape.event_layers
     tape.marks.append((end, "later"))
     for index in range(begin, end + 1):
-        for token in ends_at.get(index, ()):
-            tape.events.append(~fresh[token])
-            tape.event_layers.append(tape.layers[token])
-        moved[index] = len(tape.events)
+        if index in ends_at:
+            for token in ends_at[index]:
+                events.append(~fresh[token])
+                layers.append(tape.layers[token])
+        if index in wanted:
+            moved[index] = len(events)
         if index == end:
             break
-        event = tape.events[index]
+        event = events[index]
         token = event if event >= 0 else ~event
         if token in copied:
             continue
         if event >= 0:
             fresh[token] = _copy_token(tape, token)
-            tape.events.append(fresh[token])
+            events.append(fresh[token])
         else:
-            tape.events.append(~fresh[token])
-        tape.event_layers.append(tape.event_layers[index])
-    tape.phase_marks.extend([(moved[at], phase) for at, phase in tape.phase_marks if at >= begin])
+            events.append(~fresh[token])
+        layers.append(layers[index])
+    tape.phase_marks.extend([(moved[at], phase) for at, phase in marks])
     _copy_work(tape, accumulated)
 
 
@@ -70,6 +74,6 @@ def _copy_work(tape: Tape, accumulated: Mapping[int, int]) -> None:
     if not works:
         return
     backward = tape.phase_names.index("backward")
-    plain = replace(works[-1], operator="aten.add_", shape=(), flops=0, phase=backward)
+    plain = works[-1]._replace(operator="aten.add_", shape=(), flops=0, phase=backward)
     for token in accumulated:  # reads both, writes one
-        tape.work.append(replace(plain, num_bytes=3 * tape.sizes[token], layer=tape.layers[token]))
+        tape.work.append(plain._replace(num_bytes=3 * tape.sizes[token], layer=tape.layers[token]))

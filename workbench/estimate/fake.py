@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from . import data_shapes, quantized
+from .answers import known_result
 from .modules import ModuleMap, kept_map
+from .quantized import Card
 from .recorder import _MANY, _SILENT, _SINGLE, StorageRecorder
 from .work import Facts, describe_work
 
@@ -38,27 +40,10 @@ _RESHAPING = frozenset(
     }
 )
 
-_SKIPPED: dict[Any, bool] = {}
+# ``{id(operator): (operator, whether it can be skipped)}``, see ``recorder._KINDS``.
+_SKIPPED: dict[int, tuple[Any, bool]] = {}
 _UNKNOWN = object()
-_POINTWISE = frozenset(
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overloads in {
-        "mul": "Tensor Scalar",
-        "add": "Tensor Scalar",
-        "sub": "Tensor Scalar",
-        "div": "Tensor Scalar",
-        "pow": "Tensor_Scalar",
-        "neg": "default",
-        "rsqrt": "default",
-        "silu": "default",
-        "silu_backward": "default",
-        "tanh": "default",
-        "sigmoid": "default",
-        "cos": "default",
-        "sin": "default",
-    }.items()
-    for overload in overloads.split()
-)
+_META = torch.device("meta")
 _READ_VALUE = torch.ops.aten._local_scalar_dense.default
 _SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
@@ -68,7 +53,7 @@ class MetaRecorder(StorageRecorder):
 
     Args:
         model: A model on the meta device.
-        capability: Compute capability of a CUDA target, for the scratch memory of its kernels.
+        card: A CUDA target, for the scratch memory of its kernels.
         num_true: Elements that a search for true ones (``nonzero``) finds at most; None finds all.
         answer: What a question about values (``bool(tensor)``, ``.all()``) is answered with; there are no values.
         with_work: Also record what operators do.
@@ -80,14 +65,14 @@ class MetaRecorder(StorageRecorder):
         *,
         answer: bool,
         num_true: int | None = None,
-        capability: tuple[int, int] | None = None,
+        card: Card | None = None,
         with_work: bool = True,
     ) -> None:
         super().__init__(model, "meta", with_work=with_work)
         self._num_true = num_true
         self._facts: Any = _UNKNOWN
         self._answer = answer
-        self._capability = capability
+        self._card = card or Card()
 
     def _map_of(self, model: nn.Module) -> ModuleMap:
         return kept_map(model)
@@ -107,7 +92,8 @@ class MetaRecorder(StorageRecorder):
         if func.namespace == "bitsandbytes":
             return self._run_bitsandbytes(func, args, kwargs)
         try:
-            key = (func, _signature(args), _signature(tuple(kwargs.items())) if kwargs else None)
+            # By id: an operator's own hash is computed in Python. The recorder keeps every operator it has seen.
+            key = (id(func), _signature(args), _signature(tuple(kwargs.items())) if kwargs else None)
             found = _REMEMBERED.get(key)
         except TypeError:  # An argument that cannot be a key.
             return func(*args, **kwargs)
@@ -128,10 +114,12 @@ class MetaRecorder(StorageRecorder):
             result = data_shapes.result_of(func, args, kwargs, self._num_true)
             if result is not None:
                 return result
-        result = _pointwise(func, args) if func in _POINTWISE and not kwargs else None
-        if result is None:
+        described = known_result(func, args, kwargs)
+        if described is not None:
+            result = _make(described)
+        else:
             result = func(*args, **kwargs)
-        described = _describe(result)
+            described = _describe(result)
         if described is not None:
             if len(_REMEMBERED) > MAX_REMEMBERED:
                 _REMEMBERED.clear()
@@ -148,25 +136,30 @@ class MetaRecorder(StorageRecorder):
         Source:
             ``softmax_backward_cuda_out``, aten/src/ATen/native/cuda/SoftMax.cu.
         """
-        if self._capability is not None:
+        if self._card.capability is not None:
             self._bear_tensor(result, func, self._layer)
             self.add_transients([args[0].numel() * args[0].itemsize], func)
 
     def _run_bitsandbytes(self, func: Any, args: Any, kwargs: Any) -> Any:
-        sizes = quantized.transient_bytes(func, args, kwargs, self._capability)
-        self.add_transients(sizes, func)
-        found = quantized.stand_in(func, args)
-        return func(*args, **kwargs) if found is None else found
+        sizes = quantized.transient_bytes(func, args, kwargs, self._card)
+        with self.transients(sizes, func):
+            found = quantized.stand_in(func, args)
+            result = func(*args, **kwargs) if found is None else found
+            if sizes:  # Its result is made while they are there.
+                for item in result if isinstance(result, tuple) else (result,):
+                    if isinstance(item, torch.Tensor):
+                        self._bear_tensor(item, func, self._layer)
+        return result
 
     def _run_silent(self, func: Any, args: Any, kwargs: Any) -> Any:
-        skip = _SKIPPED.get(func)
-        if skip is None:
+        found = _SKIPPED.get(id(func))
+        if found is None:
             schema = func._schema
             name = schema.name.split("::")[-1]
             first = schema.arguments[0].alias_info if schema.arguments else None
             skip = first is not None and first.is_write and name not in _RESHAPING and len(schema.returns) <= 1
-            _SKIPPED[func] = skip
-        if skip and _is_meta(args[0]):
+            found = _SKIPPED[id(func)] = (func, skip)
+        if found[1] and _is_meta(args[0]):
             return args[0] if func._schema.returns else None
         if func is _READ_VALUE and args[0].is_meta:
             return self._value_of(args[0])
@@ -176,26 +169,6 @@ class MetaRecorder(StorageRecorder):
         if tensor.dtype == torch.bool:
             return self._answer
         return 1.0 if tensor.dtype.is_floating_point else 1
-
-
-def _pointwise(func: Any, args: Any) -> torch.Tensor | None:
-    """Return the result of a pointwise operator on contiguous floating-point tensors; None where that is not the case.
-
-    torch's own meta functions of these are written in Python and take 0.3 ms each. Contiguous arguments broadcast to a
-    contiguous result in the dtype that ``torch.result_type`` gives.
-    """
-    tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    if not all(item.is_meta and item.dtype.is_floating_point and item.is_contiguous() for item in tensors):
-        return None
-    first = tensors[0]
-    if any(isinstance(value, complex) for value in args) or first.ndim == 0:
-        return None
-    if len(tensors) == 1:
-        return torch.empty(first.shape, dtype=first.dtype, device="meta")
-    if len(tensors) != 2 or tensors[1].ndim == 0:
-        return None
-    shape = torch.broadcast_shapes(first.shape, tensors[1].shape)
-    return torch.empty(shape, dtype=torch.result_type(*tensors), device="meta")
 
 
 def _is_meta(value: Any) -> bool:
@@ -241,4 +214,4 @@ def _make(described: Any) -> Any:
     if isinstance(described, list):
         return [_make(item) for item in described]
     shape, strides, dtype = described
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return torch.empty_strided(shape, strides, dtype=dtype, device=_META)

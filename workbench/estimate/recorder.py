@@ -7,8 +7,9 @@ look-up for its kind, views and in-place operators pay nothing more, and no Pyth
 from __future__ import annotations
 
 import bisect
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from .work import Facts, describe_work, split_work
 # Kinds of operators.
 _SILENT, _SINGLE, _MANY, _ALIAS = 0, 1, 2, 3
 
-_KINDS: dict[Any, int] = {}
+# ``{id(operator): (operator, kind)}``: an operator's own hash is computed in Python, at every look-up. The entry holds
+# the operator, so that its id stays its own.
+_KINDS: dict[int, tuple[Any, int]] = {}
 
 # Operators whose result may share its argument's storage though their schema does not say so.
 _ALIASING = frozenset(
@@ -33,6 +36,9 @@ _ALIASING = frozenset(
 # AccumulateGrad nodes have this sequence number; they run as soon as their gradient exists.
 _NO_SEQUENCE = 2**64 - 1
 
+
+# Operator of a copy between the device and host memory.
+HOST_COPY = "host_copy"
 
 # Added to the name of an operator for memory that its kernel takes and gives back before it returns.
 SCRATCH = " (scratch)"
@@ -54,19 +60,20 @@ class _Birth(weakref.ref):  # type: ignore[type-arg]  # subclass only adds a slo
 
 def operator_kind(func: Any) -> int:
     """Return whether an operator makes no storage, one, several, or hands on its argument's (which may be new)."""
-    kind = _KINDS.get(func)
-    if kind is None:
-        returns = func._schema.returns
-        name = func._schema.name
-        if name in _ALIASING:
-            kind = _ALIAS
-        elif not returns or all(value.alias_info is not None for value in returns):
-            kind = _SILENT
-        elif len(returns) == 1 and str(returns[0].type) == "Tensor":
-            kind = _SINGLE
-        else:
-            kind = _MANY
-        _KINDS[func] = kind
+    found = _KINDS.get(id(func))
+    if found is not None:
+        return found[1]
+    returns = func._schema.returns
+    name = func._schema.name
+    if name in _ALIASING:
+        kind = _ALIAS
+    elif not returns or all(value.alias_info is not None for value in returns):
+        kind = _SILENT
+    elif len(returns) == 1 and str(returns[0].type) == "Tensor":
+        kind = _SINGLE
+    else:
+        kind = _MANY
+    _KINDS[id(func)] = (func, kind)
     return kind
 
 
@@ -251,13 +258,38 @@ class StorageRecorder(TorchDispatchMode):
         work = Work(name, (), dtype, round(factor * flops), round(2 * factor * num_bytes), self._layer, self._phase)
         self.tape.work.append(work)
 
+    def move_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Record that a tensor goes to host memory; what is returned brings it back as a new storage.
+
+        Source:
+            ``components.activations.host_mover`` calls it in place of the copy.
+        """
+        shape, dtype = tensor.shape, tensor.dtype
+        num_bytes = tensor.numel() * tensor.element_size()
+        self._add_move(num_bytes)
+
+        def bring_back() -> torch.Tensor:
+            self._add_move(num_bytes)
+            return torch.empty(shape, dtype=dtype, device=self._device_type)
+
+        return bring_back
+
+    def _add_move(self, num_bytes: int) -> None:
+        self.tape.work.append(Work(HOST_COPY, (), "", 0, num_bytes, self._layer, self._phase))
+
     def add_transients(self, sizes: list[int], func: Any) -> None:
         """Record memory that an operator's kernel takes, piece by piece, and gives back before it returns."""
-        if sizes:
-            operator = self._operator_id(f"{str(func._schema.name).replace('::', '.')}{SCRATCH}")
-            tokens = [self._note(num_bytes, operator, self._layer) for num_bytes in sizes if num_bytes]
-            for token in tokens:
-                self._die(token)
+        with self.transients(sizes, func):
+            pass
+
+    @contextlib.contextmanager
+    def transients(self, sizes: list[int], func: Any) -> Iterator[None]:
+        """Record memory that an operator's kernel takes, piece by piece, before what happens in the context."""
+        operator = self._operator_id(f"{str(func._schema.name).replace('::', '.')}{SCRATCH}") if sizes else 0
+        tokens = [self._note(num_bytes, operator, self._layer) for num_bytes in sizes if num_bytes]
+        yield
+        for token in tokens:
+            self._die(token)
 
     def token_of(self, tensor: torch.Tensor) -> int | None:
         """Return the token of a tensor's storage, or None where it was never recorded."""
@@ -274,9 +306,8 @@ class StorageRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.cancel is not None:
             self.cancel.check()
-        kind = _KINDS.get(func)
-        if kind is None:
-            kind = operator_kind(func)
+        found = _KINDS.get(id(func))
+        kind = operator_kind(func) if found is None else found[1]
         # Function modes stay active in operators that autograd calls; here they would only cost time.
         with torch._C.DisableTorchFunction():
             if self._in_backward and kind != _SILENT:
@@ -296,7 +327,7 @@ class StorageRecorder(TorchDispatchMode):
                 else:
                     facts = self._describe(func, args, result)
                     if facts is not None:
-                        self.tape.work.append(Work(*facts, self._layer, self._phase))
+                        self.tape.work.append(Work._make((*facts[:5], self._layer, self._phase, facts[5])))
         return result
 
     def _describe(self, func: Any, args: Any, result: Any) -> Facts | None:
@@ -375,10 +406,10 @@ class StorageRecorder(TorchDispatchMode):
             return
         num_bytes = storage.nbytes()
         if num_bytes:
-            operator = self._operator_ids.get(func)
+            operator = self._operator_ids.get(id(func))
             if operator is None:
                 operator = self._operator_id(str(func._schema.name).replace("::", "."))
-                self._operator_ids[func] = operator
+                self._operator_ids[id(func)] = operator  # _KINDS holds the operator, so the id stays its own.
             self._bear(storage, operator, num_bytes, layer)
 
     def _bear(self, storage: torch.UntypedStorage, operator: int, num_bytes: int, layer: int) -> int:

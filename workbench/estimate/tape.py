@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # Labels of events and storages that belong to no repeated layer.
 NO_LAYER = -1
@@ -62,18 +63,20 @@ class Tape:
         return {name: (start, end) for (start, name), end in zip(self.work_marks, ends, strict=True)}
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one operator does.
+class Work(NamedTuple):
+    """What one operator does. A tuple, because a trace makes thousands and a dataclass takes ten times as long.
 
     Attributes:
         operator: E.g. ``"aten.mm"``.
-        shape: ``(rows, inner, columns)`` of a matrix product (batches multiplied into the rows), else empty.
+        shape: ``(rows, inner, columns)`` of a matrix product (batches multiplied into the rows), ``(length, keys,
+            head size)`` of the CPU's fused attention, else empty.
         dtype: Dtype of its first tensor, e.g. ``"bfloat16"``.
         flops: Floating-point operations, counted for matrix products and attention only.
         num_bytes: Bytes read and written.
         layer: Layer it belongs to, or NO_LAYER.
         phase: Index into ``Tape.phase_names``.
+        access: ``"n"`` or ``"t"`` for each side of a product: whether it lies transposed in memory; ``"strided"`` where
+            a plain operator's argument is not contiguous, else empty.
     """
 
     operator: str
@@ -83,6 +86,7 @@ class Work:
     num_bytes: int
     layer: int
     phase: int
+    access: str = ""
 
 
 def layer_of(path: str, layer_lists: frozenset[str]) -> int:
