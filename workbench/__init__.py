@@ -23,6 +23,7 @@ _HOMES = {
     "Workbench": "panel",
     "check": "pipeline.checking",
     "clinic": "diagnose",
+    "compare_recipes": "pipeline.comparing",
     "estimate_layouts": "estimate",
     "estimate_run": "estimate",
     "find_device": "hardware",
@@ -43,6 +44,7 @@ __all__ = [
     "__version__",
     "check",
     "clinic",
+    "compare_recipes",
     "estimate_layouts",
     "estimate_run",
     "find_device",
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from .hardware import Device, find_device, target_device
     from .panel import Workbench
     from .pipeline import check, release, start_session, watch
+    from .pipeline.comparing import compare_recipes
     from .plan import plan_run
     from .recipe import Recipe, preset
     from .train.session import Session

@@ -16,6 +16,7 @@ PUBLIC = {
     "__version__",
     "check",
     "clinic",
+    "compare_recipes",
     "estimate_layouts",
     "estimate_run",
     "find_device",
