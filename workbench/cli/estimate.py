@@ -18,6 +18,11 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser("estimate", help="predict memory and step time", description=__doc__)
     add_target_arguments(parser)
     parser.add_argument("--timeline", action="store_true", help="with --json: also print the memory timeline")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="say who lives at the peak, what comes next, how it grows, and why more is reserved",
+    )
     parser.set_defaults(run=run)
 
 
@@ -46,17 +51,22 @@ def data_shape(recipe: Recipe, wanted: bool, progress: ProgressLine) -> BatchSha
 def run(options: argparse.Namespace) -> int:
     """Print the estimate."""
     recipe = read_recipe(options)
-    from ..estimate import estimate_run
+    from ..estimate import estimate_run, explain_run
     from ..hardware import target_device
     from ..report.tables import render_estimate
 
     progress = ProgressLine(options)
     device = target_device(recipe, options.device)
     shape = data_shape(recipe, options.with_data, progress)
-    estimate = estimate_run(recipe, device, shape=shape, progress=progress)
+    predict = explain_run if options.explain else estimate_run
+    estimate = predict(recipe, device, shape=shape, progress=progress)
     progress.clear()
     if options.json:
         print(json.dumps(estimate.to_dict(with_timeline=options.timeline)))
     else:
         print(render_estimate(estimate))
+        if estimate.explanation is not None:
+            from ..report.explanation import render_explanation
+
+            print(f"\n{render_explanation(estimate)}")
     return 0

@@ -21,6 +21,7 @@ from .layout import Layout, LayoutEstimate, LayoutTable
 
 if TYPE_CHECKING:
     from .allocator import CachingAllocator
+    from .explain import explain_run
     from .recorder import StorageRecorder
     from .run import clear_caches, estimate_run
     from .shape import full_shape, shape_of_data
@@ -32,6 +33,7 @@ _HOMES = {
     "clear_caches": "run",
     "estimate_layouts": "sharding",
     "estimate_run": "run",
+    "explain_run": "explain",
     "full_shape": "shape",
     "shape_of_data": "shape",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "clear_caches",
     "estimate_layouts",
     "estimate_run",
+    "explain_run",
     "full_shape",
     "shape_of_data",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from ..events import Timeline
+from .explanation import Explanation
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 
@@ -156,6 +157,7 @@ class Estimate:
         notes: Sentences a person should know: assumptions, what is not modelled.
         elapsed_s: What making the estimate took.
         was_cached: Whether the trace came from the cache.
+        explanation: Why the peak is what it is, from ``explain_run``; None where it was not asked for.
     """
 
     recipe_digest: str
@@ -168,11 +170,15 @@ class Estimate:
     notes: Sequence[str] = ()
     elapsed_s: float = 0.0
     was_cached: bool = False
+    explanation: Explanation | None = None
 
     def to_dict(self, *, with_timeline: bool = False) -> dict[str, Any]:
         """Return nested plain values; the timeline only when asked for (it is long)."""
-        values = asdict(self)
+        bare = self if self.explanation is None else replace(self, explanation=self.explanation.without_picture())
+        values = asdict(bare)
         values["memory"]["fits"] = self.memory.fits
+        if self.explanation is None:
+            del values["explanation"]
         if not with_timeline:
             del values["memory"]["timeline"]
         return values

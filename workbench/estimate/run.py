@@ -153,7 +153,7 @@ def estimate_run(
     if target.has_caching_allocator:
         start_compiling()
     notes: list[str] = []
-    traceable = _traceable(recipe, batch, notes)
+    traceable = as_traceable(recipe, batch, notes)
     traced, was_cached = traced_run(traceable, target, batch, script, progress, cancel)
     schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps, script=script)
     memory = estimate_memory(
@@ -208,7 +208,7 @@ def clear_caches() -> None:
         _PERIODS.clear()
 
 
-def _traceable(recipe: Recipe, batch: BatchShape, notes: list[str]) -> Recipe:
+def as_traceable(recipe: Recipe, batch: BatchShape, notes: list[str]) -> Recipe:
     """Return the Recipe with what cannot be built without its package replaced by what behaves alike."""
     if recipe.model.attn_implementation == "flash_attention_2":
         notes.append(

@@ -22,7 +22,7 @@ NEUTRAL = "#7c7c7c"
 
 def length_figure(lengths: Sequence[int], max_length: int) -> dict[str, Any]:
     """Return a plotly histogram of tokens per sample with a line at ``max_length``."""
-    layout = _layout("tokens per sample", "samples")
+    layout = plotly_layout("tokens per sample", "samples")
     layout["shapes"] = [
         {
             "type": "line",
@@ -134,7 +134,7 @@ def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> di
                 "hovertemplate": f"%{{y:.4g}} {unit}",
             }
         )
-    layout = _layout("instant (each birth or death of a storage)", unit)
+    layout = plotly_layout("instant (each birth or death of a storage)", unit)
     layout["hovermode"] = "x unified"
     layout["shapes"] = [
         {
@@ -186,7 +186,8 @@ def _spaced(phases: Sequence[tuple[int, str]], count: int) -> list[tuple[int, st
     return kept
 
 
-def _layout(x_title: str, y_title: str) -> dict[str, Any]:
+def plotly_layout(x_title: str, y_title: str) -> dict[str, Any]:
+    """Return the looks that all plotly pictures share."""
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)", "color": NEUTRAL}
     return {
         "paper_bgcolor": "rgba(0,0,0,0)",

@@ -81,8 +81,15 @@ def describe_bound(time: TimeEstimate) -> str:
 
 def format_usd(low: float, high: float) -> str:
     """Return a range of prices, e.g. ``"0.42 to 1.3"``; one figure where both are written the same."""
-    first, last = (f"{usd:,.2f}" if usd >= 0.1 else f"{usd:.1g}" for usd in (low, high))
+    first, last = (_usd(usd) for usd in (low, high))
     return first if first == last else f"{first} to {last}"
+
+
+def _usd(usd: float) -> str:
+    """Return a price with two decimals, or with as many as its first two figures need; never as a power of ten."""
+    if usd <= 0 or usd >= 0.1:
+        return f"{usd:,.2f}"
+    return f"{usd:.{1 - math.floor(math.log10(usd))}f}"
 
 
 def describe_cost(time: TimeEstimate) -> str:
