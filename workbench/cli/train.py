@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..errors import RunError
 from ..events import Event, Progress
 from ..units import format_bytes, format_seconds
 from .arguments import ProgressLine, add_recipe_arguments, read_recipe
@@ -77,21 +79,36 @@ def run(options: argparse.Namespace) -> int:
 
     recipe = read_recipe_of(Path(options.resume)) if options.resume else read_recipe(options)
     from ..pipeline import start_session
+    from ..train.ranks import read_ranks
 
+    speaks = read_ranks().is_main  # Of several processes one prints.
     session = start_session(
         recipe,
         run_dir=options.out,
         resume_from=options.resume,
-        observers=[] if options.json else [_Printer(options)],
+        observers=[_Printer(options)] if speaks and not options.json else [],
     )
     previous = _stop_on_signals(session)
     try:
         session.wait()
+    except RunError as error:
+        if session.ranks.size > 1:
+            _leave_at_once(f"rank {session.ranks.rank}: {error}")
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    print(json.dumps(session.summary()) if options.json else _summary_text(session))
-    return 130 if session.state == "stopped" else 0
+    if speaks:
+        print(json.dumps(session.summary()) if options.json else _summary_text(session))
+    # To a launcher a code other than 0 is a failure, after which it ends or restarts the others.
+    return 130 if session.state == "stopped" and session.ranks.size == 1 else 0
+
+
+def _leave_at_once(message: str) -> NoReturn:
+    """End this process although its training thread may wait for another rank inside a collective."""
+    print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def _stop_on_signals(session: Session) -> dict[int, Any]:

@@ -13,7 +13,7 @@ from ..recipe import Recipe
 _TRACKER_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
-def training_arguments(recipe: Recipe, device: Device, run_dir: Path) -> Any:
+def training_arguments(recipe: Recipe, device: Device, run_dir: Path, *, has_experts: bool = False) -> Any:
     """Return the TrainingArguments of a run.
 
     Precision, checkpointing, optimizer, evaluation and saving are off here on purpose: ``components/`` and the engine
@@ -42,6 +42,10 @@ def training_arguments(recipe: Recipe, device: Device, run_dir: Path) -> Any:
         max_grad_norm=training.max_grad_norm,
         seed=training.seed,
         use_cpu=not on_gpu,
+        ddp_backend="gloo" if recipe.sharding.num_processes > 1 and not on_gpu else None,
+        ddp_bucket_cap_mb=recipe.sharding.bucket_cap_mb,
+        # What is adapted takes part in every step; only experts that saw no token stay without a gradient.
+        ddp_find_unused_parameters=has_experts,
         logging_strategy="steps" if training.report_to else "no",
         logging_steps=training.logging_steps,
         logging_nan_inf_filter=False,  # It prints a NaN loss as 0.0.
@@ -66,6 +70,6 @@ def count_steps(recipe: Recipe, num_samples: int) -> int:
     training = recipe.training
     if training.max_steps > 0:
         return training.max_steps
-    num_batches = -(-num_samples // training.per_device_train_batch_size)
+    num_batches = -(-num_samples // (training.per_device_train_batch_size * recipe.sharding.num_processes))
     steps_per_epoch = max(-(-num_batches // training.gradient_accumulation_steps), 1)
     return -int(-(training.num_train_epochs * steps_per_epoch) // 1)

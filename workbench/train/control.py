@@ -51,6 +51,15 @@ class Control:
             self._stop_wanted = True
             self._changed.notify_all()
 
+    def tell_paused(self, paused: bool) -> None:
+        """Say that the run stands still, or goes on; for an engine that decides together with others."""
+        self._on_pause(paused)
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until something is wished, at most ``timeout_s``."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
     def check(self) -> float:
         """Obey: stand still while a pause is wanted. Called at every micro-step border; costs two attribute reads.
 

@@ -53,7 +53,10 @@ class Engine(ResumableTrainer):
         # Grouped by the effective batch, as transformers does: the order stays when a smaller micro-batch with more
         # accumulation takes over in the middle of the run.
         self._sampler = EpochSampler(
-            len(run.data.train), run.recipe.training.seed, lengths, run.recipe.training.effective_batch_size
+            len(run.data.train),
+            run.recipe.training.seed,
+            lengths,
+            run.recipe.training.effective_batch_size * arguments.world_size,
         )
         super().__init__(
             model=run.model,
@@ -234,7 +237,7 @@ class Engine(ResumableTrainer):
         self._random_state, self._due_row = random_state(), dict(self._row)
         recipe, model = self._run.recipe, self._run.model
         size = recipe.evaluation.per_device_eval_batch_size
-        loader = DataLoader(self.eval_dataset, batch_size=size, collate_fn=self.data_collator, shuffle=False)
+        loader = DataLoader(self._evaluation_rows(), batch_size=size, collate_fn=self.data_collator, shuffle=False)
         total, num_items = torch.zeros((), dtype=torch.float64), 0
         num_right: int | None = None
         model.eval()
@@ -258,6 +261,7 @@ class Engine(ResumableTrainer):
             raise
         finally:
             model.train()
+        total, num_items, num_right = self._over_ranks(total, num_items, num_right)
         eval_loss = float(total) / num_items if num_items else math.nan
         metrics = {"eval_loss": eval_loss}
         if num_right is not None and num_items:
@@ -272,6 +276,14 @@ class Engine(ResumableTrainer):
         )
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _evaluation_rows(self) -> Any:
+        """The held-out rows this process evaluates."""
+        return self.eval_dataset
+
+    def _over_ranks(self, total: Tensor, num_items: int, num_right: int | None) -> tuple[Tensor, int, int | None]:
+        """Return the sums over all processes; of a single one, its own."""
+        return total, num_items, num_right
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         evaluation, loss = self._run.recipe.evaluation, metrics["eval_loss"]

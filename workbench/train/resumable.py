@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,10 @@ class ResumableTrainer(Trainer):
             return final
         self._publisher.publish(Event("progress", progress_data("save", 0, 1, f"Saving step {step}")))
         with self._folder.write_directory(name) as temporary:
-            save_weights(self._run.model, temporary)
+            save_weights(self._run.model, temporary, for_resume=True)
             self._save_optimizer_and_scheduler(str(temporary))
             self._save_scaler(str(temporary))
-            torch.save(self._random_state, temporary / "rng_state.pth")
+            self._save_random_state(temporary)
             self.state.save_to_json(str(temporary / "trainer_state.json"))
             state = {
                 "elapsed_s": self._clock.elapsed_s,
@@ -100,6 +101,9 @@ class ResumableTrainer(Trainer):
         self._folder.remove_old_checkpoints(self._run.recipe.training.save_total_limit, protect=self.best_checkpoint)
         self._publisher.publish(Event("checkpoint", {"step": step, "path": str(final)}))
         return final
+
+    def _save_random_state(self, folder: Path) -> None:
+        torch.save(self._random_state, folder / "rng_state.pth")
 
     @property
     def best_checkpoint(self) -> Path | None:
@@ -115,6 +119,17 @@ class ResumableTrainer(Trainer):
             self._clock = StepClock(float(state["elapsed_s"]))
             self._evaluations_without_gain = int(state["evaluations_without_gain"])
             self._due_row = state.get("due_row")
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        # It warns of another micro-batch than the checkpoint's. The effective batch is what the position depends on,
+        # and that is the same.
+        logger = logging.getLogger("transformers.trainer_utils")
+        was_disabled, logger.disabled = logger.disabled, True
+        try:
+            place: tuple[int, int] = super()._init_training_state(*args, **kwargs)
+            return place
+        finally:
+            logger.disabled = was_disabled
 
     def _load_optimizer_and_scheduler(self, checkpoint: str) -> None:
         path = Path(checkpoint)

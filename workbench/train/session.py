@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ from . import process
 from .control import Control, StopRequested
 from .explain import as_run_error, is_out_of_memory, sentence_of
 from .process import live_session as live_session
-from .run_folder import RunFolder, find_checkpoint, new_path
+from .ranks import RankWatch, for_ranks, join_ranks, leave_ranks, read_ranks
+from .run_folder import RECIPE, RunFolder, find_checkpoint, new_path
 from .teardown import chain_of, collect_memory, drop_frames, let_go
 from .telemetry import Publisher
 
@@ -56,6 +58,8 @@ class Session:
         history: Set by ``pipeline.start_session``; None for a bare session.
         result_dir: ``adapter/`` or ``model/`` once it is saved, else None.
         finished: Set when the run has ended and its memory is given back.
+        ranks: Which of how many processes this is.
+        main_dir: The run folder of rank 0; others record below it.
     """
 
     def __init__(
@@ -90,7 +94,13 @@ class Session:
             resumed_dir, self._checkpoint = find_checkpoint(resume_from)
             self._continues = run_dir is None or Path(run_dir).resolve() == resumed_dir.resolve()
             run_dir = resumed_dir if self._continues else run_dir
-        self.run_dir = Path(run_dir) if run_dir is not None else new_path(recipe)
+        self.ranks = read_ranks()
+        if self.ranks.size > 1 and run_dir is None:
+            raise RunError("Several processes need one run folder for all of them. Add --out DIR.")
+        self.main_dir = Path(run_dir) if run_dir is not None else new_path(recipe)
+        self.run_dir = self.ranks.folder(self.main_dir)
+        if not self.ranks.is_main:
+            self._continues = (self.run_dir / RECIPE).is_file()
         self.error: BaseException | None = None
         self.error_traceback = ""
         self.rescued = ""
@@ -144,6 +154,7 @@ class Session:
         if device.kind == "mps":
             field = Problem("hardware.device", f"{device.name} cannot train here.", (("hardware.device", "cpu"),))
             raise RecipeError([field])
+        self._fit_to_ranks()
         require_valid(self.recipe, device.facts(for_estimate=False))
         process.become_live(self)
         try:
@@ -158,6 +169,23 @@ class Session:
             process.end_live(self)
             raise
         return self
+
+    def _fit_to_ranks(self) -> None:
+        """Make the Recipe say how many processes there are.
+
+        Raises:
+            RecipeError: The Recipe asks for several, and this is one alone; or a step cannot be shared by so many.
+        """
+        size, wanted = self.ranks.size, self.recipe.sharding.num_processes
+        if size == wanted:
+            return
+        if self._checkpoint is not None:
+            self.recipe = for_ranks(self.recipe, size)
+        elif wanted == 1:
+            self.recipe = self.recipe.with_changes({"sharding.num_processes": size})
+        else:
+            text = f"{wanted} processes are asked for, and {size} started. Start them with: workbench launch."
+            raise RecipeError([Problem("sharding.num_processes", text, (("sharding.num_processes", size),))])
 
     def pause(self) -> None:
         """Ask the run to stand still at its next micro-step; device memory stays.
@@ -283,21 +311,20 @@ class Session:
         # into the module object that is about to be replaced by a lazy one, and fails.
         import transformers  # noqa: F401
 
-        from .arguments import training_arguments
-        from .engine import Engine
         from .rescue import rescue
 
         # Thread-local in torch; in a new thread they are at their defaults, whatever the notebook has set.
         torch.set_grad_enabled(True)
         if device.has_caching_allocator:
             torch.cuda.set_device(torch.cuda.current_device())
+        if self.ranks.size > 1:
+            join_ranks(self.ranks, device, self.recipe.sharding.timeout_s)
         run: Any = None
         engine: Any = None
         try:
             run = self._build(device)
             self.num_steps = run.num_steps
-            arguments = training_arguments(self.recipe, device, folder.path)
-            engine = Engine(run, arguments, folder, self._control, self._publisher)
+            engine = self._make_engine(run, device, folder)
             with self._state_lock:
                 if self._state == "preparing":
                     self._set_state("running")
@@ -309,6 +336,31 @@ class Session:
                 self.rescued = rescue(engine, folder.path)
             raise
 
+    def _make_engine(self, run: Any, device: Device, folder: RunFolder) -> Any:
+        from .arguments import training_arguments
+
+        has_experts = any("expert" in name for name, _ in run.model.named_modules())
+        arguments = training_arguments(self.recipe, device, folder.path, has_experts=has_experts)
+        parts = (run, arguments, folder, self._control, self._publisher)
+        if self.ranks.size == 1:
+            from .engine import Engine
+
+            return Engine(*parts)
+        from .ranked_engine import RankedEngine
+
+        watch = RankWatch(self.ranks, self.recipe.sharding.timeout_s, self._give_up)
+        return RankedEngine(parts, ranks=self.ranks, main_dir=self.main_dir, watch=watch)
+
+    def _give_up(self, sentence: str) -> None:
+        """End a run whose training thread waits for another rank and cannot be woken; called by the watch."""
+        self.error, self.error_traceback = RunError(sentence), ""
+        data = {"sentence": sentence, "kind": "RunError", "traceback": ""}
+        self._publisher.publish(Event("error", data))
+        with self._state_lock:
+            self._set_state("failed")
+            process.end_live(self)
+            self.finished.set()
+
     def _train_and_save(self, run: Any, engine: Any, folder: RunFolder) -> str:
         outcome = "done"
         try:
@@ -318,8 +370,11 @@ class Session:
             outcome = "stopped"
         if outcome == "done" or (self._saves_on_stop and engine.state.global_step > 0):
             engine.save_checkpoint()
-            self.result_dir = self._save_result(run, folder)
+            if self.ranks.is_main:
+                self.result_dir = self._save_result(run, folder)
         engine.close()
+        if self.ranks.size > 1:
+            leave_ranks()
         return outcome
 
     def _build(self, device: Device) -> Any:
@@ -365,6 +420,8 @@ class Session:
         with folder.write_directory(name) as temporary:
             save_weights(run.model, temporary)
             run.tokenizer.save_pretrained(temporary)
+            if run.data.classes:  # An adapter has no config that would name them.
+                (temporary / "classes.json").write_text(json.dumps(list(run.data.classes)), encoding="utf-8")
             (temporary / "recipe.yaml").write_text(self.recipe.to_yaml(), encoding="utf-8")
         self._tell(Progress("save", 1, 1, f"Saved the {name}"))
         return folder.path / name
