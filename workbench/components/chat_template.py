@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 Span = tuple[int, int]
 
+# Stands for one image inside a text until the processor's own token takes its place. Unicode's object replacement
+# character, which no text needs.
+IMAGE_MARK = "\ufffc"
+
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Words of chats that probe a template. They hold no letters a template could treat specially.
 _PROBE = ("Question zero", "Answer zero", "Question one", "Answer one")
@@ -61,6 +65,7 @@ class ChatFormat:
         special_tokens: Names and texts that templates use, e.g. ``{"bos_token": "<s>"}``.
         end_tokens: Texts that can end a turn: all special tokens of the tokenizer.
         variables: Values our training template needs.
+        parts: Whether the template takes each message as a list of parts, as those of image models do.
     """
 
     template: str
@@ -68,6 +73,7 @@ class ChatFormat:
     special_tokens: Mapping[str, str]
     end_tokens: tuple[str, ...]
     variables: Mapping[str, str | None] = field(default_factory=dict)
+    parts: bool = False
 
     def render(self, messages: Sequence[Message]) -> RenderedChat:
         """Render one chat.
@@ -75,7 +81,7 @@ class ChatFormat:
         Raises:
             TemplateRefusedError: The template refuses the chat, or its answers cannot be found.
         """
-        text, marked = _render(self.template, messages, self.special_tokens)
+        text, marked = self._own(messages)
         if self.training_template == "own":
             return RenderedChat(text, self._with_end_tokens(text, marked))
         if self.training_template is not None:
@@ -92,7 +98,14 @@ class ChatFormat:
         Raises:
             TemplateRefusedError: The template refuses the chat.
         """
-        return _render(self.template, messages, self.special_tokens)[0]
+        return self._own(messages)[0]
+
+    def _own(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> tuple[str, tuple[Span, ...]]:
+        """Render with the model's own template."""
+        chat: Sequence[Any] = messages
+        if self.parts:
+            chat = [{**message, "content": to_parts(message["content"])} for message in messages]
+        return _render(self.template, chat, self.special_tokens, add_generation_prompt=add_generation_prompt)
 
     def find_answers(self, text: str, messages: Sequence[Message]) -> tuple[Span, ...]:
         """Return the spans of the answers in ``text`` without any markers.
@@ -112,7 +125,7 @@ class ChatFormat:
         for index in answers:
             masked[index]["content"] = _PLACEHOLDER.format(index=index)
         try:
-            pattern, _ = _render(self.template, masked, self.special_tokens)
+            pattern, _ = self._own(masked)
         except TemplateRefusedError:
             return None
         position = 0
@@ -136,7 +149,7 @@ class ChatFormat:
     def _start_of_answer(self, text: str, before: Sequence[Message], low: int, high: int) -> int:
         """Return where the model's own writing begins: after the generation prompt, at most at the content."""
         try:
-            prompt, _ = _render(self.template, before, self.special_tokens, add_generation_prompt=True)
+            prompt, _ = self._own(before, add_generation_prompt=True)
         except TemplateRefusedError:
             prompt = ""
         if prompt and low <= len(prompt) <= high and text.startswith(prompt):
@@ -153,8 +166,8 @@ class ChatFormat:
             if message["role"] != "assistant":
                 continue
             try:
-                prompt, _ = _render(self.template, messages[:index], self.special_tokens, add_generation_prompt=True)
-                upto, _ = _render(self.template, messages[: index + 1], self.special_tokens)
+                prompt, _ = self._own(messages[:index], add_generation_prompt=True)
+                upto, _ = self._own(messages[: index + 1])
             except TemplateRefusedError:
                 return None
             start = _common_length(prompt, upto)
@@ -177,14 +190,22 @@ class ChatFormat:
         return tuple(extended)
 
 
-def chat_format(tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-    """Return the ChatFormat of ``tokenizer``: its template, and the training template that fits it."""
+def chat_format(tokenizer: PreTrainedTokenizerBase, image_template: str | None = None) -> ChatFormat:
+    """Return the ChatFormat of ``tokenizer``: its template, and the training template that fits it.
+
+    Args:
+        tokenizer: With its special tokens.
+        image_template: Template of a processor, which takes messages in parts of text and images.
+    """
     template = tokenizer.get_chat_template() if tokenizer.chat_template else plain_template()
     special = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         special.setdefault(name, "")
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     ends = tuple(sorted({text for text in (*tokenizer.all_special_tokens, *added) if text}, key=len, reverse=True))
+    if image_template:
+        marks = "own" if _MARKER.search(image_template) else None
+        return ChatFormat(image_template, marks, special, ends, parts=True)
     return _fitting_format(template, tuple(sorted(special.items())), ends)
 
 
@@ -197,6 +218,15 @@ def _fitting_format(template: str, special: tuple[tuple[str, str], ...], ends: t
             if variables is not None and _renders_the_same(own, name, variables):
                 return ChatFormat(template, name, dict(special), ends, variables)
     return own
+
+
+def to_parts(content: str) -> list[dict[str, str]]:
+    """Return the parts of a message, texts and images, as templates of image models take them."""
+    parts: list[dict[str, str]] = []
+    for index, text in enumerate(content.split(IMAGE_MARK)):
+        parts += [{"type": "image"}] if index else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts
 
 
 def read_template(name: str) -> str:
@@ -280,7 +310,7 @@ TRAINING_TEMPLATES: dict[str, Callable[[ChatFormat], dict[str, str | None] | Non
 
 
 def _render(
-    template: str, messages: Sequence[Message], variables: Mapping[str, Any], *, add_generation_prompt: bool = False
+    template: str, messages: Sequence[Any], variables: Mapping[str, Any], *, add_generation_prompt: bool = False
 ) -> tuple[str, tuple[Span, ...]]:
     """Return the text of a chat and the spans inside ``{% generation %}`` markers.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..recipe import Recipe
 from .encoding import IGNORED
+from .images import open_image
 from .task import CAUSAL, CLASSIFICATION, IMAGE_TEXT, SEQ2SEQ
 
 if TYPE_CHECKING:
@@ -90,6 +91,32 @@ class Collator:
         return count_tokens(batch, shifts_labels=self.labels == "tokens")
 
 
+@dataclass(frozen=True)
+class ImageCollator(Collator):
+    """A Collator that also opens the images of its samples.
+
+    Attributes:
+        image_processor: Of the model's processor; its outputs that the model takes join the batch.
+    """
+
+    image_processor: Any = None
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        """Return the batch of the Collator with ``pixel_values`` and what else the model takes of its images."""
+        batch = super().__call__(samples)
+        images = [[open_image(_image_ref(each)) for each in sample.get("images") or ()] for sample in samples]
+        if any(images):
+            found = self.image_processor(images=[each for each in images if each], return_tensors="pt")
+            wanted = set(self.image_processor.model_input_names)
+            batch |= {name: value for name, value in found.items() if name in wanted}
+        return batch
+
+
+def _image_ref(stored: Mapping[str, Any]) -> str | bytes:
+    path = stored.get("path")
+    return str(path) if path is not None else bytes(stored["bytes"])
+
+
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Tokens of one batch: real ones, padding, and the ones that are learned."""
@@ -126,8 +153,13 @@ def count_tokens(batch: Mapping[str, Any], *, shifts_labels: bool = True) -> Tok
 
 def build_collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
     """Return the Collator that ``recipe`` asks for."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    is_image = recipe.model.task == IMAGE_TEXT
+    words = tokenizer.tokenizer if is_image else tokenizer  # type: ignore[attr-defined]  # a processor
+    candidates = (words.pad_token_id, words.eos_token_id, 0)
     pad = next(token for token in candidates if token is not None)
     is_fixed = recipe.data.padding == "max_length" and not recipe.data.packing
     length = recipe.data.max_length if is_fixed else None
-    return Collator(int(pad), length, LABEL_KINDS[recipe.model.task])
+    kind = LABEL_KINDS[recipe.model.task]
+    if is_image:
+        return ImageCollator(int(pad), length, kind, tokenizer.image_processor)  # type: ignore[attr-defined]
+    return Collator(int(pad), length, kind)

@@ -18,7 +18,7 @@ from ..events import Cancel, Progress, ProgressCallback
 from ..recipe import Recipe
 from . import padding
 from .collator import Collator, build_collator
-from .encoders import RowEncoder, classes_of, encoder_for
+from .encoders import RowEncoder, classes_of, data_folder, encoder_for
 from .encoding import Encoded, Encoder, encode_indices
 from .packing import join_samples, pack_lengths
 from .padding import Histogram, PaddingShares
@@ -135,11 +135,12 @@ def prepare_data(
         Cancelled: The user cancelled.
     """
     source = open_rows(recipe, progress=progress, cancel=cancel)
-    encoder = encoder_for(recipe, tokenizer, source, known_classes, cancel)
+    encoder = encoder_for(recipe, tokenizer, source, known_classes, data_folder(recipe.data.name_or_path), cancel)
     run = _Tokenizing(recipe, progress, cancel)
     held_out, evaluation_source = _choose_held_out(recipe, source, progress, cancel)
     if evaluation_source is not None:
-        evaluation_encoder = encoder_for(recipe, tokenizer, evaluation_source, classes_of(encoder), cancel)
+        folder = data_folder(recipe.evaluation.split)
+        evaluation_encoder = encoder_for(recipe, tokenizer, evaluation_source, classes_of(encoder), folder, cancel)
         order = np.random.default_rng(SPLIT_SEED).permutation(len(evaluation_source))
         evaluation, _ = run.take(evaluation_encoder, evaluation_source, order, recipe.evaluation.max_rows)
         rest = np.arange(len(source))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
@@ -10,11 +12,13 @@ from ..events import Cancel
 from ..recipe import Recipe
 from .classification import ClassEncoder, detect_classes, find_classes
 from .encoding import Encoder, RowEncoder
-from .row_format import detect_format
-from .rows import BadRow, RowSource, first_good
-from .task import CLASSIFICATION
+from .image_encoding import ImageEncoder
+from .images import find_image_column
+from .row_format import RowFormat, detect_format
+from .rows import BadRow, RawRow, RowSource, first_good
+from .task import CLASSIFICATION, IMAGE_TEXT
 
-__all__ = ["RowEncoder", "classes_of", "encoder_for"]
+__all__ = ["RowEncoder", "classes_of", "data_folder", "encoder_for"]
 
 # Rows whose columns decide how all rows are read.
 LOOK_AT_ROWS = 50
@@ -25,6 +29,7 @@ def encoder_for(
     tokenizer: Any,
     source: RowSource,
     known_classes: Sequence[str] = (),
+    folder: Path | None = None,
     cancel: Cancel | None = None,
 ) -> RowEncoder:
     """Return the encoder for the rows of ``source``.
@@ -34,6 +39,7 @@ def encoder_for(
         tokenizer: The model's tokenizer, or its processor where it takes images.
         source: The rows.
         known_classes: Classes that keep their ids.
+        folder: What relative paths of images are relative to.
         cancel: Looked at while classes are gathered.
 
     Raises:
@@ -54,7 +60,27 @@ def encoder_for(
                 f"{wanted}. Set model.num_labels={len(classes)}, or leave it empty."
             )
         return ClassEncoder(recipe.data, tokenizer, row_format, classes)
+    if recipe.model.task == IMAGE_TEXT:
+        column = find_image_column(recipe.data, first, source.name)
+        return ImageEncoder(
+            recipe.data, tokenizer, _text_format(recipe, first, column, source.name), column, folder or Path()
+        )
     return Encoder(recipe.data, tokenizer, detect_format(recipe.data, first, source.name))
+
+
+def _text_format(recipe: Recipe, rows: Sequence[RawRow], image_column: str, name: str) -> RowFormat:
+    """Return where the text of rows with images stands; their image column is no text."""
+    texts = [
+        dataclasses.replace(row, values={key: value for key, value in row.values.items() if key != image_column})
+        for row in rows
+    ]
+    return detect_format(recipe.data, texts, name)
+
+
+def data_folder(path: str) -> Path:
+    """Return the folder that relative paths of images in a data file are relative to."""
+    file = Path(path.strip()).expanduser()
+    return file.parent if file.is_file() else Path()
 
 
 def classes_of(encoder: RowEncoder) -> tuple[str, ...]:

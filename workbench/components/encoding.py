@@ -112,6 +112,13 @@ class Encoder:
         return Rendered(row.text, ((0, len(row.text)),), True)
 
     def _tokenize(self, rendered: Sequence[Rendered]) -> list[Encoded]:
+        return [
+            Encoded(ids[: self._max_length], labels[: self._max_length], int(ids.size))
+            for ids, labels in self._whole(rendered)
+        ]
+
+    def _whole(self, rendered: Sequence[Rendered]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return tokens and labels of texts before they are cut."""
         if not rendered:
             return []
         adds_special = rendered[0].ends_with_eos  # A chat template writes its special tokens itself.
@@ -127,7 +134,7 @@ class Encoder:
             if supervised.size:
                 supervised[0] = False
             labels = np.where(supervised, ids, np.int32(IGNORED)).astype(np.int32)
-            samples.append(Encoded(ids[: self._max_length], labels[: self._max_length], int(ids.size)))
+            samples.append((ids, labels))
         return samples
 
     def _checked(self, sample: Encoded, raw: RawRow | BadRow) -> Encoded | BadRow:

@@ -311,11 +311,8 @@ def _check_sizes(config: PretrainedConfig, where: str) -> None:
         size = getattr(text, field, None)
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ModelError(f"{where} has {field}={size!r}; it must be a whole number above 0.")
-    heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
+    heads = getattr(text, "num_attention_heads", None)
     groups = getattr(text, "num_key_value_heads", None)
-    # A class with a head_dim of its own projects to heads * head_dim, whatever that is.
-    if heads and hidden and not hasattr(text, "head_dim") and hidden % heads:
-        raise ModelError(f"{where} has hidden_size={hidden}, which {heads} attention heads do not divide.")
     if heads and isinstance(groups, int) and groups > 0 and heads % groups:
         raise ModelError(f"{where} has {heads} attention heads, which num_key_value_heads={groups} does not divide.")
 

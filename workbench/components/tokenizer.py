@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..errors import ModelError
+from .task import IMAGE_TEXT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of ``source``.
+    """Return the tokenizer of ``source``; of a model of images its processor, which holds the tokenizer.
 
     A tokenizer without a chat template (base models) gets a plain one, so that chats can be trained and the saved run
     can be talked to the same way. A missing pad token becomes EOS; training never recognises padding by its id.
@@ -26,11 +27,15 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
+    from .processor import load_processor
+
     if not source.has_tokenizer or source.path is None:
         raise ModelError(
             f"{source.name!r} comes without a tokenizer (only its config is known). "
             "Choose a model with files, such as smollm2-135m-instruct, a hub id or a local folder."
         )
+    if source.task == IMAGE_TEXT:
+        return load_processor(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.path, local_files_only=True, trust_remote_code=source.trust_remote_code
@@ -43,12 +48,17 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"The tokenizer of {source.name!r} cannot be read ({_first_line(error)}). Fetch or save its files again."
         ) from error
+    set_up_tokenizer(tokenizer)
+    return tokenizer
+
+
+def set_up_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make a tokenizer pad on the right, with a pad token, and render chats."""
     tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     if not tokenizer.chat_template:
         tokenizer.chat_template = plain_template()
-    return tokenizer
 
 
 @functools.cache

@@ -41,13 +41,25 @@ def image_inputs(model: Any, size: tuple[int, int]) -> dict[str, Tensor]:
     elif "pixel_attention_mask" in taken:
         batch["pixel_values"] = _floats((size[0], 1, channels, height, width))
     else:
-        batch["pixel_values"] = _floats((size[0], channels, height, width))
-        if "image_sizes" in taken:
+        tiles = _num_tiles(base.config, height, width)
+        batch["pixel_values"] = _floats((size[0], *tiles, channels, height, width))
+        # Where image sizes are optional they mean a tower that takes images of any size (Pixtral), or tiles.
+        if "image_sizes" in taken and (tiles or getattr(vision, "model_type", "") == "pixtral"):
             batch["image_sizes"] = torch.tensor([[height, width]] * size[0])
     for name in ("token_type_ids", "mm_token_type_ids"):
         if name in taken:
             batch[name] = torch.empty(size, dtype=torch.int64, device="meta")
     return {name: value for name, value in batch.items() if name in taken}
+
+
+def _num_tiles(config: Any, height: int, width: int) -> tuple[int, ...]:
+    """Return ``(tiles,)`` of an image where the model cuts it into tiles of its tower's size, else nothing."""
+    pinpoints = getattr(config, "image_grid_pinpoints", None)
+    if not pinpoints:
+        return ()
+    from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+    return (int(image_size_to_num_patches([height, width], pinpoints, height)),)
 
 
 def _parameters(model: Any) -> frozenset[str]:

@@ -300,7 +300,11 @@ def traced_run(
 def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, cancel: Cancel | None) -> TracedRun:
     source = find_source(recipe, for_training=False, cancel=cancel)
     built = _built(recipe, source, device, script, cancel, is_whole=False)
-    trace = trace_run(recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel, script=script)
+    few = traced_layers(built.num_layers, built.period) if built.period else 0
+    trace = trace_run(
+        recipe, built.model, device, shape, load_dtype=built.load_dtype, cancel=cancel, script=script,
+        repeats=(few, built.period) if built.period else None,
+    )  # fmt: skip
     if built.period:
         try:
             life = unroll(trace.tape, built.num_layers, built.period)
