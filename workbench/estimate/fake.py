@@ -16,7 +16,7 @@ from . import data_shapes, quantized
 from .answers import known_result
 from .modules import ModuleMap, kept_map
 from .quantized import Card
-from .recorder import _MANY, _SILENT, _SINGLE, StorageRecorder
+from .recorder import _MANY, _SILENT, _SINGLE, StorageRecorder, _Birth
 from .work import Facts, describe_work
 
 # Answers kept: (shape, strides, dtype) of each result. About 300 bytes each.
@@ -83,6 +83,20 @@ class MetaRecorder(StorageRecorder):
             self.map.watcher = None
         self._live.clear()
 
+    def copy_token(self, token: int, module: int, layer: int) -> int:
+        """Record a birth like that of ``token`` in another module and layer; returns the new token."""
+        before, self._module = self._module, module
+        copy = self._note(self.tape.sizes[token], self.tape.operators[token], layer)
+        self._module = before
+        return copy
+
+    def adopt(self, tensor: torch.Tensor, token: int) -> None:
+        """Let a token that was copied end when ``tensor`` does, which no operator of this trace made."""
+        storage = tensor.untyped_storage()
+        birth = _Birth(storage, self._on_death)
+        birth.token, birth.key = token, storage._cdata
+        self._live[birth.key] = birth
+
     def _execute(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
         self._facts = _UNKNOWN
         if kind == _SILENT:
@@ -93,13 +107,13 @@ class MetaRecorder(StorageRecorder):
             return self._run_bitsandbytes(func, args, kwargs)
         try:
             # By id: an operator's own hash is computed in Python. The recorder keeps every operator it has seen.
-            key = (id(func), _signature(args), _signature(tuple(kwargs.items())) if kwargs else None)
+            key = (id(func), signature_of(args), signature_of(tuple(kwargs.items())) if kwargs else None)
             found = _REMEMBERED.get(key)
         except TypeError:  # An argument that cannot be a key.
             return func(*args, **kwargs)
         if found is not None:
             described, self._facts = found
-            result = _make(described)
+            result = make_result(described)
         else:
             result = self._run_new(func, args, kwargs, key)
         if func is _SOFTMAX_BACKWARD:
@@ -116,10 +130,10 @@ class MetaRecorder(StorageRecorder):
                 return result
         described = known_result(func, args, kwargs)
         if described is not None:
-            result = _make(described)
+            result = make_result(described)
         else:
             result = func(*args, **kwargs)
-            described = _describe(result)
+            described = describe_result(result)
         if described is not None:
             if len(_REMEMBERED) > MAX_REMEMBERED:
                 _REMEMBERED.clear()
@@ -177,27 +191,27 @@ def _is_meta(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_meta
 
 
-def _signature(values: Any) -> Any:
+def signature_of(values: Any) -> Any:
     """Return a hashable description of arguments: equal ones give results of equal shape."""
     items: list[Any] = []
     for value in values:
         if isinstance(value, torch.Tensor):
             items.append((value.shape, value.stride(), value.dtype, value.is_meta))
         elif isinstance(value, (list, tuple)):
-            items.append(_signature(value))
+            items.append(signature_of(value))
         else:
             items.append((value.__class__, value))  # 1, 1.0 and True are equal, and promote differently.
     return tuple(items)
 
 
-def _describe(result: Any) -> Any:
+def describe_result(result: Any) -> Any:
     """Return ``(shape, strides, dtype)`` of a meta result, a list for several; None where not all of it is meta."""
     if isinstance(result, torch.Tensor):
         if not result.is_meta or result.untyped_storage().nbytes() != _dense_bytes(result):
             return None
         return (tuple(result.shape), result.stride(), result.dtype)
     if isinstance(result, (tuple, list)):
-        parts = [_describe(item) for item in result]
+        parts = [describe_result(item) for item in result]
         storages = {item.untyped_storage()._cdata for item in result if isinstance(item, torch.Tensor)}
         return parts if parts and None not in parts and len(storages) == len(parts) else None
     return None
@@ -210,8 +224,9 @@ def _dense_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.itemsize
 
 
-def _make(described: Any) -> Any:
+def make_result(described: Any) -> Any:
+    """Return meta tensors as ``describe_result`` told them."""
     if isinstance(described, list):
-        return [_make(item) for item in described]
+        return [make_result(item) for item in described]
     shape, strides, dtype = described
     return torch.empty_strided(shape, strides, dtype=dtype, device=_META)

@@ -7,8 +7,8 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,9 +22,10 @@ from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import Device, target_device
 from ..recipe import Recipe, require_valid
 from .allocator import start_compiling
-from .assemble import line_up
-from .estimate import BatchShape, Estimate
+from .assemble import MAX_MICRO_BATCHES, line_up
+from .estimate import BatchShape, Estimate, MemoryEstimate
 from .garbage import collection_paused
+from .keys import cache_key
 from .memory import estimate_memory, process_base_bytes
 from .optimizers import paged_host_bytes
 from .quantized import add_quant_states
@@ -33,39 +34,18 @@ from .script import OUR_TRAINER, Script
 from .shape import full_shape
 from .structure import layer_lists, layer_period
 from .time import estimate_time
-from .trace import Trace, TraceShape, exclusive, trace_run
+from .trace import TraceShape, exclusive, trace_run
 from .unroll import TRACED_LAYERS, Life, NotUniformError, traced_layers, unroll, whole
 
 if TYPE_CHECKING:
     from ..components.source import ModelSource
 
-MAX_MODELS = 12
-MAX_LIVES = 64
-
-# Fields that change neither the graph nor the storages.
-_IRRELEVANT = (
-    "data.name_or_path", "data.config_name", "data.split", "data.max_rows", "data.format", "data.messages_column",
-    "data.prompt_column", "data.completion_column", "data.text_column", "data.train_on", "data.padding",
-    "data.max_length", "data.group_by_length", "data.num_proc", "data.dataloader_num_workers", "adapter.lora_alpha",
-    "training.per_device_train_batch_size", "training.gradient_accumulation_steps", "training.learning_rate",
-    "training.num_train_epochs", "training.max_steps", "training.lr_scheduler_type", "training.warmup_steps",
-    "training.adam_beta1", "training.adam_beta2", "training.adam_epsilon", "training.tf32", "training.seed",
-    "training.logging_steps", "training.save_steps", "training.save_total_limit", "training.report_to",
-    "evaluation.split", "evaluation.max_rows", "evaluation.eval_steps", "evaluation.early_stopping_patience",
-    "evaluation.load_best_model_at_end", "evaluation.per_device_eval_batch_size", "hardware.device",
-    "hardware.emulate", "hardware.torch_version", "hardware.expandable_segments", "cost.price_per_hour_usd",
-    "policies.on_nonfinite", "sharding.num_processes", "sharding.num_machines", "sharding.layout",
-    "sharding.tensor_parallel_size", "sharding.pipeline_parallel_size", "sharding.network", "sharding.machine_network",
-    "sharding.bucket_cap_mb", "sharding.timeout_s",
-)  # fmt: skip
-# Of the rest, those that change a trace but not the modules it runs.
-_TRACE_ONLY = (
-    "training.optim",
-    "training.max_grad_norm",
-    "training.loss_type",
-    "training.weight_decay",
-    "data.packing",
-)
+# A panel's effects are about forty changes of one recipe: each finds its model and its trace again. A model on the meta
+# device takes about 2 MB, a trace about 3.
+MAX_MODELS = 48
+MAX_LIVES = 128
+# Memory estimates kept with a trace: devices, allocator settings, numbers of micro-batches.
+MAX_MEMORIES = 8
 
 
 @dataclass
@@ -77,12 +57,14 @@ class _Built:
         num_layers: Layers of the whole model.
         period: Layers after which kinds recur; 0 where the model is whole.
         load_dtype: Dtype of its weights before they are packed or cast.
+        counts: Parameters of the whole model, those that train, and the elements of each of these.
     """
 
     model: nn.Module
     num_layers: int
     period: int
     load_dtype: torch.dtype
+    counts: tuple[int, int, tuple[int, ...]] = (0, 0, ())
 
 
 @dataclass(frozen=True)
@@ -95,6 +77,7 @@ class TracedRun:
         trainable_elements: Elements of each trainable parameter.
         num_layers: Layers of the model.
         period: Layers after which kinds recur, so that ``life.tape`` can be unrolled again; 0 where it is whole.
+        memories: Memory estimates made of it, by what else decides them.
     """
 
     life: Life
@@ -103,6 +86,7 @@ class TracedRun:
     trainable_elements: tuple[int, ...]
     num_layers: int = 0
     period: int = 0
+    memories: dict[Any, MemoryEstimate] = field(default_factory=dict, compare=False, repr=False)
 
 
 _MODELS: OrderedDict[str, _Built] = OrderedDict()
@@ -155,15 +139,7 @@ def estimate_run(
     notes: list[str] = []
     traceable = as_traceable(recipe, batch, notes)
     traced, was_cached = traced_run(traceable, target, batch, script, progress, cancel)
-    schedule = line_up(traced.life, recipe.training.gradient_accumulation_steps, script=script)
-    memory = estimate_memory(
-        schedule,
-        target,
-        torch_version=recipe.hardware.torch_version or torch.__version__,
-        expandable_segments=recipe.hardware.expandable_segments,
-        host_bytes=_host_bytes(recipe, traced) if target.has_caching_allocator else 0,
-        extra_uncertainty=0.1 if len(notes) else 0.0,
-    )
+    memory = _memory(recipe, target, traced, script, extra_uncertainty=0.1 if len(notes) else 0.0)
     notes += _assumptions(recipe, target, batch)
     step_time = estimate_time(recipe, target, traced.life, batch)
     if recipe.sharding.num_processes > 1:
@@ -185,6 +161,33 @@ def estimate_run(
         elapsed_s=time.perf_counter() - began,
         was_cached=was_cached,
     )
+
+
+def _memory(
+    recipe: Recipe, device: Device, traced: TracedRun, script: Script, *, extra_uncertainty: float
+) -> MemoryEstimate:
+    """Return the memory of a traced run; events are not replayed again where nothing that the replay reads changed."""
+    version = recipe.hardware.torch_version or torch.__version__
+    num_micro_batches = min(recipe.training.gradient_accumulation_steps, MAX_MICRO_BATCHES)
+    expandable = recipe.hardware.expandable_segments
+    host_bytes = _host_bytes(recipe, traced) if device.has_caching_allocator else 0
+    key = (num_micro_batches, repr(device), version, expandable, host_bytes, repr(script), extra_uncertainty)
+    with _CACHE:
+        found = traced.memories.get(key)
+    if found is None:
+        found = estimate_memory(
+            line_up(traced.life, num_micro_batches, script=script),
+            device,
+            torch_version=version,
+            expandable_segments=expandable,
+            host_bytes=host_bytes,
+            extra_uncertainty=extra_uncertainty,
+        )
+        with _CACHE:
+            if len(traced.memories) >= MAX_MEMORIES:
+                traced.memories.clear()
+            traced.memories[key] = found
+    return found
 
 
 def _host_bytes(recipe: Recipe, traced: TracedRun) -> int:
@@ -246,19 +249,6 @@ def _trace_shape(recipe: Recipe, batch: BatchShape) -> TraceShape:
     )
 
 
-def _key(recipe: Recipe, device: Device, *, for_model: bool) -> str:
-    """Return what decides the modules, or the trace."""
-    values = recipe.to_dict()
-    left_out = [*_IRRELEVANT, *_TRACE_ONLY] if for_model else _IRRELEVANT
-    for path in left_out:
-        group, name = path.split(".")
-        values[group].pop(name, None)
-    facts = [device.has_caching_allocator, device.compute_capability, device.bf16_native]
-    if recipe.quantization.load_in_4bit:
-        facts.append(device.sm_count)  # it decides which products unpack the weight
-    return json.dumps([values, facts], sort_keys=True, default=str)
-
-
 def traced_run(
     recipe: Recipe,
     device: Device,
@@ -269,7 +259,7 @@ def traced_run(
 ) -> tuple[TracedRun, bool]:
     shape = _trace_shape(recipe, batch)
     accumulates = recipe.training.gradient_accumulation_steps > 1
-    key = f"{_key(recipe, device, for_model=False)} {shape} {accumulates} {script.name}"
+    key = f"{cache_key(recipe, device, for_model=False)} {shape} {accumulates} {script.name}"
     with _CACHE:
         found = _LIVES.get(key)
         if found is not None:
@@ -316,11 +306,11 @@ def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, ca
             life = whole(trace.tape)
     else:
         life = whole(trace.tape)
-    return _count(built, trace, life)
+    return TracedRun(life, *built.counts, built.num_layers, built.period)
 
 
-def _count(built: _Built, trace: Trace, life: Life) -> TracedRun:
-    """Count parameters of the whole model from those of the traced one."""
+def _count(built: _Built) -> tuple[int, int, tuple[int, ...]]:
+    """Count parameters of the whole model from those of the traced one: all, trainable, elements of each of these."""
     total, trainable = count_parameters(built.model)
     elements = [parameter.numel() for parameter in built.model.parameters() if parameter.requires_grad]
     if built.period:
@@ -334,13 +324,13 @@ def _count(built: _Built, trace: Trace, life: Life) -> TracedRun:
             total += copies * layer_total
             trainable += copies * layer_trainable
             elements += copies * [parameter.numel() for parameter in layer.parameters() if parameter.requires_grad]
-    return TracedRun(life, total, trainable, tuple(elements), built.num_layers, built.period)
+    return total, trainable, tuple(elements)
 
 
 def _built(
     recipe: Recipe, source: ModelSource, device: Device, script: Script, cancel: Cancel | None, *, is_whole: bool
 ) -> _Built:
-    key = f"{_key(recipe, device, for_model=True)} {is_whole} {script.name if script.adapt else ''}"
+    key = f"{cache_key(recipe, device, for_model=True)} {is_whole} {script.name if script.adapt else ''}"
     found = _MODELS.get(key)
     if found is not None:
         _MODELS.move_to_end(key)
@@ -357,6 +347,7 @@ def _built(
     if script.adapt is not None:
         model = script.adapt(model)
     built = _Built(model, count, period if few else 0, load_dtype)
+    built.counts = _count(built)
     _MODELS[key] = built
     while len(_MODELS) > MAX_MODELS:
         _MODELS.popitem(last=False)

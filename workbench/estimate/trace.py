@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..components.activations import host_mover
 from ..components.checkpointing import checkpoint_runner
 from ..components.loss import compute_loss
 from ..components.precision import resolve_precision
@@ -28,9 +29,10 @@ from ..recipe import Recipe
 from .batch import batch_of
 from .derive import derive_later
 from .fake import MetaRecorder
-from .modules import kept_map
+from .loading import Loader
 from .optimizers import clip_gradients, new_optimizer, step_optimizer
-from .quantized import quant_parts
+from .quantized import Card
+from .repeat import Repeater
 from .script import OUR_TRAINER, Script
 from .tape import Tape
 from .target import TargetMode, TargetPrecision, answers_of
@@ -73,11 +75,6 @@ class Trace:
     num_layers: int
 
 
-def is_adapter(module_name: str) -> bool:
-    """Whether a module belongs to a PEFT adapter, which is attached after the base was loaded."""
-    return ".lora_" in module_name or ".modules_to_save" in module_name
-
-
 class _Scaler:
     """What GradScaler does to the graph: multiply the loss by a float32 scalar on the device."""
 
@@ -113,6 +110,7 @@ def trace_run(
     load_dtype: torch.dtype,
     cancel: Cancel | None = None,
     script: Script = OUR_TRAINER,
+    repeats: tuple[int, int] | None = None,
 ) -> Trace:
     """Trace one run of ``model``, which lies on the meta device and keeps no trace of this.
 
@@ -124,6 +122,8 @@ def trace_run(
         load_dtype: Dtype the weights have in memory before anything is quantized or cast.
         cancel: Looked at in every operator.
         script: The training script; its ``adapt`` was already applied to ``model``.
+        repeats: ``(layers of model, layers after which their kinds recur)``, where that is known: the evaluation then
+            runs one layer of each kind and copies what the others do.
 
     Raises:
         Cancelled: The user cancelled.
@@ -133,7 +133,7 @@ def trace_run(
         model,
         answer=not (shape.padded or shape.packed),
         num_true=shape.batch_size * (shape.length - 1) if supervised is None else supervised,
-        capability=device.compute_capability,
+        card=Card(device.compute_capability, device.sm_count),
     )
     recorder.cancel = cancel
     mode = TargetMode(device, script.sdpa_kernel)
@@ -143,9 +143,13 @@ def trace_run(
     mode.on_new_tensor = recorder.note_tensor
     mode.on_attention = recorder.add_attention
     try:
-        with _graph_on(), _quiet(), answers_of(mode), script.around(), runner.installed(model), mode, recorder:
-            driver = _Driver(recipe, model, shape, recorder, precision, load_dtype, cancel, script)
-            driver.load()
+        with (
+            _graph_on(), _quiet(), answers_of(mode), script.around(), runner.installed(model),
+            host_mover(recorder.move_to_host), mode, recorder,
+        ):  # fmt: skip
+            Loader(recorder, model, recipe, load_dtype, script).record()
+            repeater = Repeater(recorder, mode, model, *repeats) if repeats else None
+            driver = _Driver(recipe, model, shape, recorder, precision, cancel, script, repeater)
             driver.run(mode.kind == "cuda")
     finally:
         recorder.close()
@@ -248,69 +252,13 @@ class _Driver:
         shape: TraceShape,
         recorder: MetaRecorder,
         precision: TargetPrecision,
-        load_dtype: torch.dtype,
         cancel: Cancel | None,
         script: Script,
+        repeater: Repeater | None,
     ) -> None:
-        self._load_dtype = load_dtype
-        self._script, self._kept = script, None
+        self._script, self._kept, self._repeater = script, None, repeater
         self._recipe, self._model, self._shape = recipe, model, shape
         self._recorder, self._precision, self._cancel = recorder, precision, cancel
-
-    def load(self) -> None:
-        """Record how the model comes onto the device.
-
-        Segments: ``load`` (each weight in the dtype of the file; a quantized one for a moment beside its packed form),
-        ``prepare`` (what is cast to float32 exists twice for a moment), ``adapter``.
-
-        Source:
-            ``create_quantized_param``, transformers/quantizers/; ``prepare_model_for_kbit_training``,
-            peft/utils/other.py.
-        """
-        recorder, base_itemsize = self._recorder, self._load_dtype.itemsize
-        recorder.begin_segment("load", "load")
-        casts: list[tuple[str, nn.Parameter, int]] = []
-        adapters: list[tuple[str, nn.Parameter]] = []
-        known = kept_map(self._model)
-        for name, module in zip(known.names, known.modules, strict=True):
-            for parameter in module._parameters.values():
-                if parameter is None:
-                    continue
-                if is_adapter(name):
-                    adapters.append((name, parameter))
-                elif not parameter.dtype.is_floating_point:
-                    unpacked = module.in_features * module.out_features * base_itemsize
-                    whole = recorder.add_bytes(unpacked, "unpacked weight", name)
-                    recorder.add_tensor(parameter, "parameter", name)
-                    for part in quant_parts(parameter, module):
-                        recorder.add_tensor(part, "quant_state", name)
-                    recorder.end_bytes(whole)
-                elif self._is_cast(parameter):
-                    if recorder.token_of(parameter) is None and id(parameter) not in {id(item) for _, item, _ in casts}:
-                        token = recorder.add_bytes(parameter.numel() * base_itemsize, "parameter", name)
-                        casts.append((name, parameter, token))
-                else:
-                    recorder.add_tensor(parameter, "parameter", name)
-            for buffer in module._buffers.values():
-                if buffer is not None and buffer.is_meta:
-                    recorder.add_tensor(buffer, "buffer", name)
-        recorder.begin_segment("prepare", "load")
-        for name, parameter, token in casts:
-            recorder.add_tensor(parameter, "parameter", name)
-            recorder.end_bytes(token)
-        recorder.begin_segment("adapter", "load")
-        for name, parameter in adapters:
-            recorder.add_tensor(parameter, "parameter", name)
-
-    def _is_cast(self, parameter: nn.Parameter) -> bool:
-        """Whether the float32 preparation made this parameter from a 16-bit one."""
-        quantization = self._recipe.quantization
-        return (
-            bool(quantization.bits)
-            and quantization.prepare_model_for_kbit_training
-            and parameter.dtype == torch.float32
-            and self._load_dtype != torch.float32
-        )
 
     def run(self, on_cuda: bool) -> None:
         """Run every segment once."""
@@ -389,7 +337,8 @@ class _Driver:
         self._model.eval()
         self._recorder.begin_segment("evaluation", "evaluation")
         batch = self._batch(self._shape.eval_batch_size)
-        with torch.no_grad(), self._precision.autocast(""):
+        repeating = contextlib.nullcontext() if self._repeater is None else self._repeater.installed()
+        with repeating, torch.no_grad(), self._precision.autocast(""):
             compute_loss(self._recipe, self._model, batch, None)
         del batch
 
