@@ -79,7 +79,7 @@ class CachingAllocator:
     ) -> None:
         self._blocks, self._free, self._spare = core.empty_tables(START_BLOCKS)
         self._counters = np.zeros(8, dtype=np.int64)
-        self._counters[core.NEXT_ADDR] = core.SMALL_BUFFER
+        self._counters[core.NEXT_ADDR] = core.TOP_ADDR
         capacity = NO_LIMIT // 4 if capacity_bytes is None else capacity_bytes
         split = NO_LIMIT if max_split_size_bytes is None else max_split_size_bytes
         self._settings = np.array([capacity, int(expandable_segments), split, roundup_power2_divisions], dtype=np.int64)

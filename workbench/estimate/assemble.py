@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .loading import read_ahead
+from .script import OUR_TRAINER, Script
 from .unroll import Life
 
 # AdamW makes its moments inside the first step(), after the first backward has freed its activations. The peak usually
@@ -43,7 +45,7 @@ class Schedule:
         phases: Index into ``Tape.phase_names`` of each event.
         stretches: Segments in order.
         life: What was lined up.
-        warms_up: Whether transformers takes one block of all weights before it loads them (it does with a device map).
+        script: Says how the model was loaded.
     """
 
     events: Any
@@ -51,7 +53,7 @@ class Schedule:
     phases: Any
     stretches: list[Stretch]
     life: Life
-    warms_up: bool = True
+    script: Script = OUR_TRAINER
 
     @property
     def sizes(self) -> Any:
@@ -64,13 +66,13 @@ class Schedule:
         return self.life.categories[self.sources]
 
 
-def line_up(life: Life, gradient_accumulation_steps: int, *, warms_up: bool = True) -> Schedule:
+def line_up(life: Life, gradient_accumulation_steps: int, *, script: Script = OUR_TRAINER) -> Schedule:
     """Return the events of loading, ``NUM_STEPS`` optimizer steps and one evaluation batch.
 
     Args:
         life: The whole model's segments.
         gradient_accumulation_steps: Micro-batches of a step; more than MAX_MICRO_BATCHES change nothing.
-        warms_up: See ``Schedule``.
+        script: See ``Schedule``.
     """
     later = min(gradient_accumulation_steps, MAX_MICRO_BATCHES) - 1
     plan: list[tuple[str, int | None]] = [("load", None), ("prepare", None), ("adapter", None)]
@@ -79,7 +81,16 @@ def line_up(life: Life, gradient_accumulation_steps: int, *, warms_up: bool = Tr
         plan += [("step" if step == 0 else "step_again", step), ("zero", step)]
     if "evaluation" in life.starts:
         plan.append(("evaluation", None))
-    return replace(_Assembler(life).run(plan), warms_up=warms_up)
+    schedule = replace(_Assembler(life).run(plan), script=script)
+    return _with_reading_ahead(schedule) if script.loads_ahead else schedule
+
+
+def _with_reading_ahead(schedule: Schedule) -> Schedule:
+    tape = schedule.life.tape
+    load = schedule.stretches[0]
+    operators = np.array(tape.operator_names)[np.array(tape.operators)[schedule.life.sources[schedule.sources]]]
+    moved = read_ahead(schedule.events[load.begin : load.end], schedule.sizes, operators)
+    return replace(schedule, events=np.concatenate([moved, schedule.events[load.end :]]))
 
 
 class _Assembler:

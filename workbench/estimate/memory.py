@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from ..events import MEMORY_CATEGORIES, Timeline
 from ..hardware import Device
 from ..units import MIB
 from .allocator import CachingAllocator, OutOfCapacity, workspace_bytes
-from .assemble import Schedule
+from .assemble import Schedule, Stretch
 from .estimate import MemoryEstimate, PeakHolder, Verdict
+from .loading import WEIGHT
 
 # Points of a timeline that is handed out; each keeps the highest instant of its stretch.
 TIMELINE_POINTS = 1200
@@ -32,6 +33,10 @@ FRAGMENTATION = 0.05
 HOLES = 0.1
 # Memory that kernels take inside themselves and that no operator shows: share of activations and temporaries.
 UNSEEN_KERNELS = 0.02
+# Operators that run in cuBLAS; the others of a trace never take its workspace.
+PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "gemm_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm"))
+# What warming the allocator up leaves of a device. Source: caching_allocator_warmup, transformers/modeling_utils.py.
+WARM_UP_SPARE = int(1.2 * 1024 * MIB)
 # glibc keeps freed memory of the CPU's kernels and threads.
 CPU_OVERHEAD = 0.10
 
@@ -128,51 +133,82 @@ def replay_schedule(
         allocated = np.cumsum(signs * sizes[np.where(events >= 0, events, ~events)])
         return Replay(allocated, allocated, 0, 0)
     allocator = CachingAllocator(capacity, expandable_segments=expandable)
-    workspaces = workspace_bytes(device.compute_capability, torch_version)
-    starts = [stretch.begin for stretch in schedule.stretches]
-    names = [stretch.name for stretch in schedule.stretches]
     rows = np.zeros(len(sizes), dtype=np.int64)
     allocated = np.zeros(len(events), dtype=np.int64)
     reserved = np.zeros(len(events), dtype=np.int64)
-    first = schedule.stretches[names.index("first")]
-    backward = _first_backward(schedule, first.begin, first.end)
-    # transformers takes all weights in one block, frees it, and so has one large segment to load into.
-    # Source: caching_allocator_warmup, transformers/modeling_utils.py.
-    weights = _loaded_bytes(schedule, starts[names.index("prepare")])
-    if weights and schedule.warms_up:
-        allocator.free(allocator.malloc(weights))
-    cuts = [(starts[names.index("adapter")], 0), (first.begin, workspaces[0]), (backward, sum(workspaces[1:]))]
-    begin = 0
+    forward, backward = workspace_bytes(device.compute_capability, torch_version)
+    forward_at, backward_at = _first_products(schedule)
+    cuts: list[tuple[int, Callable[[], object]]] = [
+        (0, lambda: _warm_up(allocator, schedule, device)),
+        (_stretch(schedule, "adapter").begin, lambda: _empty_cache(allocator, schedule)),
+        (forward_at, lambda: allocator.malloc(forward)),
+        (backward_at, lambda: allocator.malloc(backward)),
+    ]
     end = len(events) if stop is None else stop
-    for position, workspace in [*(cut for cut in cuts if cut[0] < end), (end, 0)]:
-        if position > begin:
-            allocator.run_events(events[:position], sizes, rows, allocated, reserved, begin)
-        begin = position
-        if position == starts[names.index("adapter")] and _has_casts(schedule):
-            allocator.empty_cache()  # prepare_model_for_kbit_training ends with torch.cuda.empty_cache()
-        if workspace:
-            allocator.malloc(workspace)
-    return Replay(allocated, reserved, sum(workspaces), backward, allocator)
+    done = 0
+    for position, act in sorted(cuts, key=lambda cut: cut[0]):
+        if position < end:
+            allocator.run_events(events[:position], sizes, rows, allocated, reserved, done)
+            done = position
+            act()
+    allocator.run_events(events[:end], sizes, rows, allocated, reserved, done)
+    return Replay(allocated, reserved, forward + backward, backward_at, allocator)
 
 
-def _first_backward(schedule: Schedule, begin: int, end: int) -> int:
-    names = schedule.life.tape.phase_names
-    if "backward" not in names:
-        return end
-    found = np.flatnonzero(schedule.phases[begin:end] == names.index("backward"))
-    return begin + int(found[0]) if len(found) else end
+def _stretch(schedule: Schedule, name: str) -> Stretch:
+    """Return the first stretch of this name."""
+    return next(item for item in schedule.stretches if item.name == name)
 
 
-def _loaded_bytes(schedule: Schedule, end: int) -> int:
-    """Return the bytes of the weights once they are loaded."""
-    events = schedule.events[:end]
-    tokens = np.where(events >= 0, events, ~events)
-    return int((np.where(events >= 0, 1, -1) * schedule.sizes[tokens]).sum())
+def _warm_up(allocator: CachingAllocator, schedule: Schedule, device: Device) -> None:
+    """Take all weights in one block and free it, so that they are cut from one segment.
+
+    The block holds what the weights take once they are packed, without their scales.
+
+    Source:
+        ``caching_allocator_warmup`` and ``get_total_byte_count``, transformers/modeling_utils.py.
+    """
+    tape = schedule.life.tape
+    if not schedule.script.warms_up or WEIGHT not in tape.operator_names:
+        return
+    stretch = _stretch(schedule, "load")
+    events = schedule.events[stretch.begin : stretch.end]
+    born = events[events >= 0]
+    operators = np.array(tape.operators)[schedule.life.sources[schedule.sources[born]]]
+    weights = int(schedule.sizes[born][operators == tape.operator_names.index(WEIGHT)].sum())
+    weights = min(weights, device.capacity_bytes - WARM_UP_SPARE)
+    if weights > 0:
+        allocator.free(allocator.malloc(weights))
 
 
-def _has_casts(schedule: Schedule) -> bool:
-    stretch = next(item for item in schedule.stretches if item.name == "prepare")
-    return stretch.end > stretch.begin
+def _empty_cache(allocator: CachingAllocator, schedule: Schedule) -> None:
+    """``prepare_model_for_kbit_training`` ends with ``torch.cuda.empty_cache()``; source: peft/utils/other.py."""
+    stretch = _stretch(schedule, "prepare")
+    if schedule.script.empties_cache and stretch.end > stretch.begin:
+        allocator.empty_cache()
+
+
+def _first_products(schedule: Schedule) -> tuple[int, int]:
+    """Return the events before which cuBLAS takes its workspaces: after the results of the first products.
+
+    The thread that runs forward and the one that runs backward have a handle each, and a handle takes its workspace in
+    its first product.
+    """
+    tape, stretch = schedule.life.tape, _stretch(schedule, "first")
+    events = schedule.events[stretch.begin : stretch.end]
+    sources = schedule.life.sources[schedule.sources[np.where(events >= 0, events, ~events)]]
+    is_product = np.array([name.split(".")[-1] in PRODUCTS for name in tape.operator_names])
+    multiplies = is_product[np.array(tape.operators)[sources]]
+    if schedule.script.rotates_by_product:
+        is_rotary = np.array([name.endswith("rotary_emb") for name in tape.module_names])
+        multiplies |= is_rotary[np.array(tape.modules)[sources]]
+    names = np.array(tape.phase_names)[schedule.phases[stretch.begin : stretch.end]]
+    is_backward = np.isin(names, ("backward", "recompute"))
+    found = []
+    for phase, start in ((~is_backward, 0), (is_backward, int(np.argmax(is_backward)))):
+        where = np.flatnonzero(multiplies & phase & (events >= 0))
+        found.append(stretch.begin + (int(where[0]) + 1 if len(where) else start))
+    return found[0], found[1]
 
 
 def alive_at(schedule: Schedule, index: int) -> Any:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +20,9 @@ BLOCK_NESTED = 256
 # Share of the columns that LLM.int8() multiplies in 16 bits. It depends on the weights; the paper (arXiv:2208.07339,
 # section 3) finds 0.1 % of the features.
 OUTLIER_FRACTION = 0.001
+# Rows above which a 4-bit product always unpacks the weight. Source: _gemm_4bit_custom_max_m,
+# bitsandbytes/backends/cuda/ops.py 0.50.
+FUSED_MAX_ROWS = 1536
 
 
 def add_quant_states(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> None:
@@ -114,22 +121,83 @@ def stand_in(func: Any, args: Any) -> Any:
     return None
 
 
-def transient_bytes(func: Any, args: Any, kwargs: Any, capability: tuple[int, int] | None) -> list[int]:
-    """Return memory that a bitsandbytes kernel takes and gives back before it returns, in the order it is taken.
+@dataclass(frozen=True)
+class Card:
+    """What decides which kernels bitsandbytes runs on a CUDA target.
+
+    Attributes:
+        capability: Compute capability; None on a CPU, where the reference code runs, and where it is not known.
+        sm_count: Streaming multiprocessors.
+    """
+
+    capability: tuple[int, int] | None = None
+    sm_count: int = 0
+
+
+@functools.cache
+def _fused_rule() -> Any:
+    """Return bitsandbytes' own choice between its fused 4-bit product and unpacking, or None where it has none.
+
+    The function stands in a module that cannot be imported without CUDA, so it is compiled from that module's text.
+    """
+    import bitsandbytes
+
+    path = Path(bitsandbytes.__file__).parent / "backends" / "cuda" / "ops.py"
+    wanted = {"_gemm_4bit_use_custom_cuda", "_GEMM_4BIT_CUSTOM_FLOOR_M"}
+    found = [
+        node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if (isinstance(node, ast.FunctionDef) and node.name in wanted)
+        or (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in wanted)
+    ]
+    if len(found) != len(wanted):
+        return None
+    for node in found:
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list.clear()  # it remembers answers by the number of a device
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(ast.Module(found, []), str(path), "exec"), names)  # the installed package's own code
+    return names
+
+
+def runs_fused(rows: int, shape: tuple[int, int], dtype: torch.dtype, card: Card) -> bool:
+    """Whether a 4-bit product is one kernel on ``card``, without the unpacked weight beside it.
+
+    Args:
+        rows: Tokens.
+        shape: (out, in) of the weight.
+        dtype: Of the tokens.
+        card: The target.
+
+    Source:
+        ``gemm_4bit`` and ``_gemm_4bit_use_custom_cuda``, bitsandbytes/backends/cuda/ops.py 0.50.
+    """
+    rule = _fused_rule() if card.capability is not None and rows <= FUSED_MAX_ROWS else None
+    if rule is None or card.capability is None:
+        return False
+    major, minor = card.capability
+    rule["_gpu_dispatch_props"] = lambda _: (card.sm_count, major, minor)
+    return bool(rule["_gemm_4bit_use_custom_cuda"](0, dtype, rows, *shape))
+
+
+def transient_bytes(func: Any, args: Any, kwargs: Any, card: Card) -> list[int]:
+    """Return memory that a bitsandbytes kernel takes before its result and gives back after it, in that order.
 
     Args:
         func: The operator.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        capability: Compute capability of a CUDA target; None on a CPU, where the reference code runs.
+        card: The target.
 
     Source:
-        ``_dequant_linear_fallback`` and ``_gemm_4bit_use_custom_cuda``, bitsandbytes/backends/cuda/ops.py 0.50: up to
-        1536 rows a fused kernel may run on some cards, which saves this buffer; the larger case is taken here.
+        ``_dequant_linear_fallback``, bitsandbytes/backends/cuda/ops.py 0.50; ``int8_scaled_mm``,
+        bitsandbytes/backends/default/ops.py.
     """
     name = func._schema.name
     if name == "bitsandbytes::gemm_4bit":
         source, _, shape = args[:3]
+        if runs_fused(source.numel() // source.shape[-1], (shape[0], shape[1]), source.dtype, card):
+            return []
         sizes = [shape[0] * shape[1] * source.itemsize]
         nested = kwargs.get("absmax_8bit")
         if nested is not None:

@@ -28,6 +28,10 @@ class Script:
         around: A context the whole trace runs in, e.g. one that puts fused functions in place of a module's.
         warms_up: Whether the weights are loaded through a device map, for which transformers 5 takes one block of all
             weights first; ``model.cuda()`` and older versions take block after block.
+        loads_ahead: Whether threads read all weights while the first ones are quantized, as transformers 5.0 does.
+        empties_cache: Whether the preparation for training on packed weights ends with an empty cache (peft from 0.20).
+        rotates_by_product: Whether the rotary embedding multiplies matrices, so that cuBLAS takes its workspace there:
+            transformers before 5.20.
         sdpa_kernel: Pins ``scaled_dot_product_attention`` to ``"flash"``, ``"efficient"`` or ``"math"``.
 
     Example:
@@ -44,6 +48,9 @@ class Script:
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     sdpa_kernel: str | None = None
     warms_up: bool = True
+    loads_ahead: bool = False
+    empties_cache: bool = True
+    rotates_by_product: bool = False
 
 
 OUR_TRAINER = Script()
