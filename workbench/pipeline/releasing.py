@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-import types
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -21,11 +20,10 @@ from torch import Tensor, nn
 
 from ..diagnose.finding import Finding, make_finding
 from ..observe.graph_nodes import live_tensors
-from ..observe.holders import Holder, Root, find_holders, roots_of_frame, roots_of_namespace, roots_of_process
+from ..observe.holders import roots_of_frame, roots_of_namespace, roots_of_process
+from ..train.teardown import chain_of, let_go
 from ..units import format_bytes
-
-MIN_REPORTED = 1024  # Bytes below which a holder is not worth a line.
-MAX_HOLDERS = 12
+from .left_over import MIN_REPORTED, find_idle_adapters, name_holders
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,9 @@ def release(namespace: Mapping[str, Any] | None = None, *, clear_history: bool =
         _clear_history(ledger, report, shell, namespace)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    _name_idle_adapters(report)
-    _name_rest(report, roots + roots_of_process())
+    idle = find_idle_adapters()
+    report.left_bytes, holders = name_holders(roots + roots_of_process())
+    report.findings += [idle, *holders] if idle is not None else holders
     del caller, roots
     return report
 
@@ -164,22 +163,9 @@ def _unreachable_modules() -> str:
     return ", ".join(f"{count} {name}" for name, count in list(names.items())[:4])
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    queue = [error]
-    while queue:
-        value = queue.pop()
-        if value is None or any(value is seen for seen in found):
-            continue
-        found.append(value)
-        queue += [value.__context__, value.__cause__]
-        if isinstance(value, BaseExceptionGroup):
-            queue += list(value.exceptions)
-    return found
-
-
 def _all_exceptions() -> list[BaseException]:
-    running = _chain(sys.exc_info()[1])
+    current = sys.exc_info()[1]
+    running = list(chain_of(current)) if current is not None else []
     return [
         value
         for value in gc.get_objects()
@@ -203,7 +189,7 @@ def _clear_exceptions(ledger: _Ledger, report: ReleaseReport, shell: Any) -> Non
             num_bytes = ledger.measure(
                 report,
                 f"the frames of {name} ({place})",
-                lambda error=error: _clear_frames(error),  # type: ignore[misc]
+                lambda error=error: let_go(error),  # type: ignore[misc]
             )
             if num_bytes >= MIN_REPORTED:
                 text = "The last exception" if cause == "release.exception" else "The inner exception of a chain"
@@ -240,13 +226,6 @@ def _clear_exceptions(ledger: _Ledger, report: ReleaseReport, shell: Any) -> Non
 def _place(error: BaseException) -> str:
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     return " > ".join(names[-3:]) if names else "unknown"
-
-
-def _clear_frames(error: BaseException) -> None:
-    if error.__traceback__ is not None:
-        traceback.clear_frames(error.__traceback__)
-        # Frames that still run cannot be cleared; letting go of the traceback is what frees theirs later.
-        error.__traceback__ = None
 
 
 def _shell() -> Any:
@@ -293,116 +272,3 @@ def _is_heavy(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(isinstance(item, Tensor) for item in value.values())
     return isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value)
-
-
-def _name_rest(report: ReleaseReport, roots: list[Root]) -> None:
-    """Group what is left by the name that holds it."""
-    tensors = live_tensors()
-    sizes: dict[int, int] = {}
-    counted: set[int] = set()
-    for tensor in tensors:
-        try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
-            continue
-        key = int(storage._cdata)
-        if key not in counted:
-            counted.add(key)
-            sizes[id(tensor)] = storage.nbytes()
-    report.left_bytes = sum(sizes.values())
-    heavy = [tensor for tensor in tensors if sizes.get(id(tensor), 0) >= MIN_REPORTED]
-    skip = [tensors, heavy, sizes, roots]
-    holders = find_holders(heavy, roots, skip=skip)
-    groups: dict[tuple[str, str], int] = defaultdict(int)
-    samples: dict[tuple[str, str], Holder] = {}
-    unreached = 0
-    for tensor in heavy:
-        holder = holders.get(id(tensor))
-        if holder is None:
-            unreached += sizes[id(tensor)]
-            continue
-        cause, owner = _classify(holder)
-        groups[(cause, owner)] += sizes[id(tensor)]
-        samples.setdefault((cause, owner), holder)
-    for (cause, owner), num_bytes in sorted(groups.items(), key=lambda item: -item[1])[:MAX_HOLDERS]:
-        report.findings.append(
-            make_finding(
-                cause,
-                f"{format_bytes(num_bytes)} held by {owner}, e.g. {samples[(cause, owner)].path}.",
-                where={"object": owner, "path": samples[(cause, owner)].path},
-                evidence={"held_bytes": num_bytes},
-                confidence=0.8,
-            )
-        )
-    if unreached >= MIN_REPORTED:
-        report.findings.append(
-            make_finding(
-                "release.variable",
-                f"{format_bytes(unreached)} held by something that no name reaches (library internals or C++).",
-                evidence={"held_bytes": unreached},
-                confidence=0.4,
-            )
-        )
-
-
-def _name_idle_adapters(report: ReleaseReport) -> None:
-    """Report models with adapters that are loaded and not active."""
-    for model in [value for value in gc.get_objects() if issubclass(type(value), nn.Module)]:
-        configs = model.__dict__.get("peft_config")
-        active = getattr(model, "active_adapters", None)
-        if not isinstance(configs, dict) or len(configs) < 2 or not isinstance(active, (list, str)):
-            continue
-        names = [name for name in configs if name not in ([active] if isinstance(active, str) else active)]
-        num_bytes = sum(
-            parameter.numel() * parameter.element_size()
-            for path, parameter in model.named_parameters()
-            if any(f".{name}." in path for name in names)
-        )
-        if num_bytes >= MIN_REPORTED:
-            report.findings.append(
-                make_finding(
-                    "release.idle_adapters",
-                    f"{len(configs)} adapters are loaded, {len(names)} of them idle ({format_bytes(num_bytes)}): "
-                    f"{', '.join(names[:4])}.",
-                    where={"object": type(model).__name__},
-                    evidence={"num_adapters": len(configs), "idle_bytes": num_bytes},
-                )
-            )
-            return
-
-
-def _classify(holder: Holder) -> tuple[str, str]:
-    """Return the cause and the owner of one path."""
-    containers = holder.containers
-    owner = holder.labels[0]
-    if holder.kind == "output history":
-        return "release.output_history", owner
-    if any(isinstance(value, (BaseException, types.TracebackType)) for value in containers):
-        return "release.exception", owner
-    for index, value in enumerate(containers):
-        name = type(value).__name__
-        if isinstance(value, torch.optim.Optimizer):
-            return "release.optimizer", holder.path_to(index)
-        if name == "Accelerator" and len(containers) > index + 1:
-            return "release.registry", holder.path_to(min(index + 1, len(containers) - 1))
-        if name.endswith("Trainer"):
-            return "release.trainer", holder.path_to(index)
-        if isinstance(value, nn.Module):
-            break
-        if isinstance(value, (list, dict, set)) and index > 0 and len(value) > 1 and _holds_models(value):
-            return "release.registry", holder.path_to(index)
-    if (
-        containers
-        and isinstance(containers[0], (list, dict))
-        and _holds_models(containers[0])
-        and len(containers[0]) > 1
-    ):
-        return "release.registry", owner
-    if containers and isinstance(containers[0], (types.FunctionType, types.MethodType)):
-        return "release.variable", f"the closure or defaults of {owner}"
-    return "release.variable", owner
-
-
-def _holds_models(value: Any) -> bool:
-    items = list(value.values() if isinstance(value, dict) else value)
-    return sum(isinstance(item, nn.Module) for item in items) >= 2
