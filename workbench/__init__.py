@@ -26,7 +26,9 @@ _HOMES = {
     "compare_recipes": "pipeline.comparing",
     "estimate_layouts": "estimate",
     "estimate_run": "estimate",
+    "export_run": "export",
     "find_device": "hardware",
+    "lightning_callback": "pipeline.lightning_watch",
     "plan_run": "plan",
     "preset": "recipe",
     "release": "pipeline.releasing",
@@ -47,7 +49,9 @@ __all__ = [
     "compare_recipes",
     "estimate_layouts",
     "estimate_run",
+    "export_run",
     "find_device",
+    "lightning_callback",
     "plan_run",
     "preset",
     "release",
@@ -60,10 +64,12 @@ if TYPE_CHECKING:
     from .diagnose import clinic
     from .estimate import estimate_layouts, estimate_run
     from .estimate.estimate import Estimate
+    from .export import export_run
     from .hardware import Device, find_device, target_device
     from .panel import Workbench
     from .pipeline import check, release, start_session, watch
     from .pipeline.comparing import compare_recipes
+    from .pipeline.lightning_watch import lightning_callback
     from .plan import plan_run
     from .recipe import Recipe, preset
     from .train.session import Session

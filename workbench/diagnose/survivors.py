@@ -8,6 +8,7 @@ border is a buffer that is replaced by a longer one; autograd nodes that rise st
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from ..observe.graph_nodes import heaviest_roots, live_tensors
 from ..observe.holders import Holder, Root, find_holders
 from ..observe.memory_look import MIN_AGE, MemoryLook, tensors_of_storages
-from ..observe.storages import Birth
+from ..observe.storages import Birth, is_user_file
 from ..units import format_bytes
 from .finding import Finding, Fix, make_finding
 
@@ -328,7 +329,11 @@ def _exceptions_finding(name: str, count: int, evidence: dict[str, Any]) -> Find
 def _cause_of_owner(holder: Holder, default: str) -> str:
     """Return a more exact cause when a module or a hook owns the container."""
     owners = holder.containers
-    inner = [index for index, value in enumerate(owners) if isinstance(value, nn.Module)]
+    modules = [value for value in owners if isinstance(value, nn.Module)]
+    # A module of the user's own class may collect in its own methods; into a library's module only a hook writes.
+    inner = modules and not is_user_file(
+        getattr(sys.modules.get(type(modules[-1]).__module__), "__file__", None) or "<"
+    )
     if inner or any(getattr(value, "__closure__", None) and "hook" in value.__qualname__ for value in owners
                     if hasattr(value, "__qualname__")):  # fmt: skip
         return "leak.hook_buffer"

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"start_session": "run", "watch": "watching", "check": "checking", "release": "releasing"}
+_HOMES = {"start_session": "run", "watch": "watching", "check": "checking", "release": "releasing", "try_worst_batch": "dry_step"}
 
-__all__ = ["check", "release", "start_session", "watch"]
+__all__ = ["check", "release", "start_session", "try_worst_batch", "watch"]
 
 if TYPE_CHECKING:
     from .checking import check
+    from .dry_step import try_worst_batch
     from .releasing import release
     from .run import start_session
     from .watching import watch

@@ -53,6 +53,7 @@ class StepFacts:
     was_clipped: bool = False
     bad_gradients: list[str] = field(default_factory=list)
     num_updates: int = 0
+    learning_rate: float | None = None  # Of the update; a schedule has moved on at the border.
     was_blocked: bool = False
     num_eval_forwards: int = 0
     num_checkpointed_eval: int = 0
@@ -83,9 +84,9 @@ class LoopHooks:
         self._kept_gradients: list[tuple[nn.Parameter, Tensor]] = []
         self._own: set[int] | None = None
 
-    def attach(self) -> None:
-        """Register everything."""
-        if self.model is not None:
+    def attach(self, *, sees_forward: bool = True) -> None:
+        """Register everything; without ``sees_forward`` the caller tells of forward passes by ``note_forward``."""
+        if self.model is not None and sees_forward:
             self._handles.append(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
             self._handles.append(self.model.register_forward_hook(self._after_forward))
         if self.optimizer is not None and hasattr(self.optimizer, "register_step_pre_hook"):
@@ -116,13 +117,17 @@ class LoopHooks:
             self._on_phase(phase)
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.note_forward(args, kwargs)
+
+    def note_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what is needed to run a forward pass again that is about to begin."""
         if self.is_replaying:
             return
         with_grad = torch.is_grad_enabled()
         self._set_phase("forward" if with_grad else "evaluation")
-        first = next(
-            tensors_in([kwargs.get("input_ids"), kwargs.get("inputs_embeds"), args, list(kwargs.values())]), None
-        )
+        first = kwargs.get("input_ids")
+        if not isinstance(first, Tensor):
+            first = next(tensors_in([kwargs.get("inputs_embeds"), args, list(kwargs.values())]), None)
         rows = int(first.shape[0]) if first is not None and first.ndim else 0
         tokens = int(first.shape[0] * first.shape[1]) if first is not None and first.ndim > 1 else rows
         if not with_grad:
@@ -158,13 +163,32 @@ class LoopHooks:
             return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         return [p for p in self.model.parameters() if p.requires_grad] if self.model is not None else []
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Check the update that comes; one with a closure has no gradients yet, so its closure is wrapped."""
+        place = next((index for index, value in enumerate(args) if index and callable(value)), None)
+        closure = kwargs.get("closure") if place is None else args[place]
+        if closure is None:
+            self._check_update(optimizer)
+            return None
+
+        def closure_then_check() -> Any:
+            result = closure()
+            self._check_update(optimizer)
+            return result
+
+        if place is None:
+            return args, {**kwargs, "closure": closure_then_check}
+        return (*args[:place], closure_then_check, *args[place + 1 :]), kwargs
+
+    def _check_update(self, optimizer: Any) -> None:
         if self.is_replaying:
             self._block(optimizer)
             return
         self._set_phase("optimizer")
         facts = self.facts
         facts.num_updates += 1
+        groups = optimizer.param_groups
+        facts.learning_rate = float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
         if facts.grad_norm is None:
             gradients = [parameter.grad for parameter in self.trained() if parameter.grad is not None]
             facts.grad_norm = _norm(gradients)

@@ -53,7 +53,7 @@ class LoopRecord:
             self.speed.data_s += max(0.0, waited_s)
         self._waits = False
 
-    def add(self, loss: float | None, facts: StepFacts, step_s: float, learning_rate: float | None) -> None:
+    def add(self, loss: float | None, facts: StepFacts, step_s: float) -> None:
         """Take one step in."""
         self._waits = True
         speed = self.speed
@@ -67,8 +67,8 @@ class LoopRecord:
         for micro in trained:
             self._add_rows(micro)
         self.num_updates += facts.num_updates
-        if facts.num_updates and learning_rate is not None:
-            self.learning_rates.append(learning_rate)
+        if facts.learning_rate is not None:
+            self.learning_rates.append(facts.learning_rate)
         speed.num_eval_forwards += facts.num_eval_forwards
         if facts.num_eval_forwards and self.model is not None and self.model.training and _recomputes(self.model):
             speed.num_recomputed += facts.num_eval_forwards

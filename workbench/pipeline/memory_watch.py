@@ -29,7 +29,7 @@ EXTRA_STEPS = 24  # More steps where something stays but not at each step.
 SETTLED_STEPS = 40
 READ_EVERY = 5
 MARK_AGE = 6  # Steps after which a mark should be dead; a loop's own variables live for one.
-MARKS_OF_STEP = 4
+MARKS_OF_STEP = 2  # Outputs of one forward pass that are marked: loss and logits, or logits and state.
 
 # A buffer that emptied itself after the look was one with a limit: what it held is no leak.
 GONE_IS_HARMLESS = frozenset(
@@ -53,7 +53,7 @@ class LifeMarks:
     def lay(self, tensors: Iterable[Tensor]) -> None:
         """Mark a few tensors of this step: their storage, and their graph through the node's metadata."""
         for tensor in tensors:
-            if len(self._new) >= 2 * MARKS_OF_STEP:
+            if len(self._new) >= 8:
                 return
             if tensor.is_leaf and tensor.requires_grad:
                 continue  # A parameter that the model returns lives on by right.

@@ -144,14 +144,13 @@ class WatchedSession(Session):
 
     def _build(self, device: Device) -> Any:
         run = super()._build(device)
+        self._shape = shape_of_lengths(self.recipe, np.asarray(run.data.train["length"]))
         adopt = getattr(self.meter, "adopt", None)
         if adopt is not None:  # Weights read from files were made by no operator that an emulated card could see.
             adopt([*run.model.parameters(), *run.model.buffers()])
         return run
 
     def _look_at_failure(self, error: BaseException, run: Any, engine: Any) -> None:
-        if run is not None:
-            self._shape = shape_of_lengths(self.recipe, np.asarray(run.data.train["length"]))
         if is_out_of_memory(error):
             from .run_failure import look_at_oom
 
@@ -221,6 +220,7 @@ def start_session(
     resume_from: str | Path | None = None,
     observers: Sequence[Observer] = (),
     device: Device | None = None,
+    begins_again: bool = False,
 ) -> WatchedSession:
     """Start a run in its own thread, recorded and watched, and return at once.
 
@@ -230,6 +230,7 @@ def start_session(
         resume_from: A run folder or checkpoint to continue from.
         observers: Receive every event besides the recorder and the doctors.
         device: The device to run on; None reads this machine's.
+        begins_again: ``run_dir`` holds a run that ended before its first checkpoint: begin it again there.
 
     Raises:
         RecipeError: The settings contradict each other or the device; all problems are listed.
@@ -244,6 +245,7 @@ def start_session(
         observers=observers,
         run_dir=run_dir,
         resume_from=resume_from,
+        begins_again=begins_again,
     )
     session.start()
     return session

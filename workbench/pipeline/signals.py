@@ -51,7 +51,7 @@ def as_float(value: Any) -> float | None:
         return None
     if isinstance(value, Tensor):
         if value.numel() == 1:
-            return float(value.detach().item())
+            return float(value.item())
         return float(value.detach().mean()) if value.numel() else None
     return float(value)
 

@@ -18,6 +18,7 @@ a deep look of a dozen steps, which names what stays; a NaN blocks the update an
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import sys
 import time
@@ -55,7 +56,7 @@ def watch(
     """Watch a plain loop, or a Trainer.
 
     Args:
-        target: The model of a plain loop, or a transformers or TRL ``Trainer``.
+        target: The model of a plain loop, a transformers or TRL ``Trainer``, or a Lightning ``Trainer``.
         optimizer: The loop's optimizer; None where nothing is updated.
         scheduler: The loop's learning-rate schedule, to see that it keeps pace.
         limit: Play a device that is full at this size, e.g. ``"24 MiB"``: every storage is counted, which costs time.
@@ -66,7 +67,8 @@ def watch(
 
     Returns:
         A Watch for a model (use it in a ``with`` block and call ``step`` after each update); a TrainerWatch for a
-        Trainer (then call ``trainer.train()`` as usual). Both have ``findings`` and ``report()``.
+        Trainer (then call ``trainer.train()`` as usual); a callback, already added, for a Lightning Trainer (then
+        call ``trainer.fit(module)``). All have ``findings`` and ``report()``.
 
     Raises:
         TypeError: ``target`` is neither a module nor a Trainer.
@@ -80,6 +82,10 @@ def watch(
         from .trainer_watch import TrainerWatch
 
         return TrainerWatch(target, limit=limit, look=look, observers=observers)
+    if hasattr(target, "fit") and isinstance(getattr(target, "callbacks", None), list):
+        from .lightning_watch import watch_lightning
+
+        return watch_lightning(target, limit=limit, look=look, observers=observers)
     raise TypeError(
         f"watch() got {type(target).__name__}. Give it a model (torch.nn.Module) with its optimizer, or a Trainer."
     )
@@ -114,7 +120,7 @@ class Watch:
         self.record = LoopRecord(model)
         self.memory = MemoryWatch(model, optimizer, mode=look)
         self.updates = UpdateCheck(model, optimizer)
-        self.last_update: dict[str, Any] = {}
+        self._last_update: tuple[int, float | None] | None = None  # Step and gradient norm.
         self.tracker: StorageTracker | None = None
         self.last_facts: StepFacts = StepFacts()
         self.accumulation_looks = 0
@@ -129,8 +135,12 @@ class Watch:
     # -- the block ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Watch:
+        return self.begin()
+
+    def begin(self, *, sees_forward: bool = True) -> Watch:
+        """Register the hooks; without ``sees_forward`` the caller tells of forward passes itself."""
         self._is_open = True
-        self.hooks.attach()
+        self.hooks.attach(sees_forward=sees_forward)
         self._watch_collector()
         if self.limit_bytes is not None:
             self.tracker = StorageTracker(self.model, limit_bytes=self.limit_bytes)
@@ -190,15 +200,16 @@ class Watch:
         if value is None and facts.micro_batches and facts.micro_batches[-1].loss is not None:
             value = as_float(facts.micro_batches[-1].loss)
         self.num_steps += 1
-        self.record.add(value, facts, started - self._last_border, self._learning_rate())
+        self.record.add(value, facts, started - self._last_border)
         self._deep_s = 0.0
         if (value is not None and not math.isfinite(value)) or (
             facts.grad_norm is not None and not math.isfinite(facts.grad_norm)
         ):
             self._deeply(self._alarm, value, batch, facts, frame)
         elif facts.num_updates and not facts.was_blocked and self.optimizer is not None:
-            self.last_update = self._describe_update(facts)
-            self.add(self.updates.after_step())
+            self._last_update = (self.num_steps, facts.grad_norm)
+            if not self.updates.is_over:
+                self.add(self.updates.after_step())
         self._look_at_memory(frame)
         self._emit(value, facts)
         if self.tracker is not None:
@@ -251,13 +262,8 @@ class Watch:
                 tracker.phase = "between" if phase == "loss" else phase
 
     def _mark(self, output: Any) -> None:
-        """Lay life marks into what the model returned."""
-        tensors = []
-        for tensor in tensors_in(output):
-            tensors.append(tensor)
-            if len(tensors) == MARKS_OF_STEP:
-                break
-        self.memory.marks.lay(tensors)
+        """Lay life marks into the first tensors that the model returned."""
+        self.memory.marks.lay(itertools.islice(tensors_in(output), MARKS_OF_STEP))
 
     def _before_update(self, facts: StepFacts) -> None:
         """Keep samples of weights, and compare accumulated gradients while those of the step are still there."""
@@ -265,18 +271,20 @@ class Watch:
         if len(facts.micro_batches) > 1 and self._alarmed == 0:
             self.add(accumulation.compare_gradients(self, facts))
 
-    def _learning_rate(self) -> float | None:
-        groups = getattr(self.optimizer, "param_groups", None)
-        return float(groups[0]["lr"]) if groups and "lr" in groups[0] else None
-
-    def _describe_update(self, facts: StepFacts) -> dict[str, Any]:
+    @property
+    def last_update(self) -> dict[str, Any]:
+        """What the last applied update was; empty before the first."""
+        if self._last_update is None:
+            return {}
+        step, grad_norm = self._last_update
         group = self.optimizer.param_groups[0]
+        rates = self.record.learning_rates
         return {
-            "step": self.num_steps,
-            "lr": float(group.get("lr", 0.0)),
+            "step": step,
+            "lr": rates[-1] if rates else float(group.get("lr", 0.0)),
             "eps": group.get("eps"),
             "dtypes": {parameter.dtype for parameter in group["params"]},
-            "grad_norm": facts.grad_norm,
+            "grad_norm": grad_norm,
             "optimizer": type(self.optimizer).__name__,
         }
 
@@ -342,7 +350,7 @@ class Watch:
             "step_s": self.record.speed.step_s[-1],
             "loss": loss,
             "grad_norm": facts.grad_norm,
-            "learning_rate": self._learning_rate(),
+            "learning_rate": facts.learning_rate,
             "num_tokens": self.record.tokens[-1],
             "allocated_bytes": self.memory.rest[-1] if self.memory.rest else None,
         }
