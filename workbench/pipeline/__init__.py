@@ -8,7 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"start_session": "run", "watch": "watching", "check": "checking", "release": "releasing", "try_worst_batch": "dry_step"}
+_HOMES = {
+    "start_session": "run",
+    "watch": "watching",
+    "check": "checking",
+    "release": "releasing",
+    "try_worst_batch": "dry_step",
+}
 
 __all__ = ["check", "release", "start_session", "try_worst_batch", "watch"]
 
