@@ -91,5 +91,9 @@ class NonFiniteError(RunError):
     """The loss or a gradient became NaN or Inf and the policy says stop."""
 
 
+class ExportError(WorkbenchError):
+    """A run cannot be exported, or what was written is not what was read back."""
+
+
 class Cancelled(WorkbenchError):  # noqa: N818  # an answer to the user, not an error
     """The user cancelled the work; nothing was lost."""
