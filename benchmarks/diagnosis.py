@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.diagnosis_rivals import compare
+
 FOLDER = Path(__file__).parent / "diagnosis_cases"
 TIMEOUT_S = 150
 NAMED_TARGET = 0.9
@@ -126,6 +128,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="comma-separated ids or beginnings of script names")
     parser.add_argument("--fast", action="store_true", help="leave out the clean runs")
+    parser.add_argument("--compare", action="store_true", help="also run the usual tools, with --only or --fast too")
     options = parser.parse_args()
     only = [word for word in options.only.split(",") if word]
 
@@ -141,7 +144,7 @@ def main() -> int:
     lists = ("cases.json", "held_out/held_out.json")
     cases = [case for name in lists for case in json.loads((FOLDER / name).read_text(encoding="utf-8"))]
     cases = [c for c in cases if not only or c["id"] in only or any((c["script"] or "-").startswith(w) for w in only)]
-    report: dict[str, Any] = {"cases": [], "held_out": [], "controls": [], "clean": []}
+    report: dict[str, Any] = {"cases": [], "held_out": [], "controls": [], "clean": [], "rivals": []}
     for case in cases:
         if case["false_alarm"]:
             result = isolated(run_script, str(FOLDER / f"{case['script']}.py"), False)
@@ -150,6 +153,8 @@ def main() -> int:
             _tell(options, case["id"], "control", alarms, result)
         elif not case["needs_cuda"]:
             report["held_out" if case["script"] and "/" in case["script"] else "cases"].append(_run_case(case, options))
+            if case["script"] and (options.compare or not (options.fast or only)):
+                report["rivals"] += compare(case, isolated)
     if not options.fast and not only:
         from benchmarks.diagnosis_clean import CONFIGURATIONS
 
@@ -196,13 +201,36 @@ def _summary(report: dict[str, Any], options: argparse.Namespace) -> int:
         "clean": sum(bool(row["alarms"]) for row in report["clean"]),
     }
     report["summary"] = {"denominator": len(cases), **count, "false_alarms": alarms}
+    held_out = report["held_out"]
+    report["summary"]["held_out"] = {
+        "denominator": len(held_out),
+        "named": sum(row["outcome"] == "named" for row in held_out),
+        "twin_alarms": sum(bool(row["twin_alarms"]) for row in held_out),
+    }
+    report["summary"]["rivals"] = _rivals(report)
     share = count["named"] / max(1, len(cases))
     if options.json:
         print(json.dumps(report))
     else:
         named = f"named right {count['named']} of {len(cases)} ({100 * share:.0f} %)"
+        for tool, row in report["summary"]["rivals"].items():
+            print(f"{tool}: {row}")
+        print(f"held out: {report['summary']['held_out']}")
         print(f"{named}, wrong cause {count['wrong cause']}, missed {count['missed']}; false alarms: {alarms}")
     return 0 if share >= NAMED_TARGET and not any(alarms.values()) else 1
+
+
+def _rivals(report: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Return per tool: cases it applies to, alarms on faults and on twins, and how many of them the doctors named."""
+    named = {row["id"] for row in report["cases"] + report["held_out"] if row["outcome"] == "named"}
+    table: dict[str, dict[str, int]] = {}
+    for row in report["rivals"]:
+        counts = table.setdefault(row["tool"], {"cases": 0, "alarms": 0, "twin_alarms": 0, "named_by_workbench": 0})
+        counts["cases"] += 1
+        counts["alarms"] += row["alarm"]
+        counts["twin_alarms"] += row["twin_alarm"]
+        counts["named_by_workbench"] += row["id"] in named
+    return table
 
 
 if __name__ == "__main__":
