@@ -28,6 +28,7 @@ _HOMES = {
     "estimate_run": "estimate",
     "export_run": "export",
     "find_device": "hardware",
+    "launch_run": "scale",
     "lightning_callback": "pipeline.lightning_watch",
     "plan_run": "plan",
     "preset": "recipe",
@@ -51,6 +52,7 @@ __all__ = [
     "estimate_run",
     "export_run",
     "find_device",
+    "launch_run",
     "lightning_callback",
     "plan_run",
     "preset",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from .pipeline.lightning_watch import lightning_callback
     from .plan import plan_run
     from .recipe import Recipe, preset
+    from .scale import launch_run
     from .train.session import Session
 
 

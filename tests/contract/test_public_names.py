@@ -21,6 +21,7 @@ PUBLIC = {
     "estimate_run",
     "export_run",
     "find_device",
+    "launch_run",
     "lightning_callback",
     "plan_run",
     "preset",

@@ -26,6 +26,12 @@ def add_parser(verbs: Any) -> None:
     add_recipe_arguments(parser)
     parser.add_argument("--out", metavar="DIR", help="run folder; default: a new folder below ./runs")
     parser.add_argument("--resume", metavar="DIR", help="continue the run of this folder from its last checkpoint")
+    parser.add_argument(
+        "--continue",
+        dest="goes_on",
+        action="store_true",
+        help="go on with the run in --out where it has a checkpoint, else begin it there: for engines that restart",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
 
@@ -75,8 +81,12 @@ def _line_of(event: Event) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Train until the end, or until Ctrl-C or SIGTERM asks to stop; then everything is saved."""
-    from ..train.run_folder import read_recipe_of
+    from ..train.run_folder import METRICS, list_checkpoints, read_recipe_of
 
+    begins_again = False
+    if options.goes_on and options.out and not options.resume:
+        options.resume = options.out if list_checkpoints(options.out) else None
+        begins_again = options.resume is None and (Path(options.out) / METRICS).exists()
     recipe = read_recipe_of(Path(options.resume)) if options.resume else read_recipe(options)
     from ..pipeline import start_session
     from ..train.ranks import read_ranks
@@ -87,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
         run_dir=options.out,
         resume_from=options.resume,
         observers=[_Printer(options)] if speaks and not options.json else [],
+        begins_again=begins_again,
     )
     previous = _stop_on_signals(session)
     try:
