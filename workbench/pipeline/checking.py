@@ -7,13 +7,14 @@ from typing import Any
 
 from ..diagnose.audit import Subject, audit
 from ..diagnose.finding import Finding
+from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
 
 _KEYS = frozenset(Subject.__dataclass_fields__) - {"notes"}
 AUDIT_ROWS = 64
 
 
-def check(target: Any) -> list[Finding]:
+def check(target: Any, *, progress: ProgressCallback | None = None, cancel: Cancel | None = None) -> list[Finding]:
     """Audit a run before it begins.
 
     Args:
@@ -22,6 +23,8 @@ def check(target: Any) -> list[Finding]:
             ``optimizer``, ``collator``, ``dataloader``, ``args``, ``eval_dataset``, ``max_length``, ``packing``,
             ``assistant_only_loss``, ``response_template``, ``batch``, ``saved_folder``, ``resumed_step``,
             ``scheduler``.
+        progress: Told how far fetching, loading and tokenizing a Recipe's model and data are.
+        cancel: Looked at meanwhile.
 
     Returns:
         One finding per fault; empty when nothing is wrong.
@@ -31,7 +34,7 @@ def check(target: Any) -> list[Finding]:
         ValueError: The dict holds a name that is not known.
     """
     if isinstance(target, Recipe):
-        return audit(_subject_of_recipe(target))
+        return audit(_subject_of_recipe(target, progress, cancel))
     if isinstance(target, Mapping):
         unknown = sorted(set(target) - _KEYS)
         if unknown:
@@ -63,7 +66,7 @@ def _subject_of_trainer(trainer: Any) -> Subject:
     )
 
 
-def _subject_of_recipe(recipe: Recipe) -> Subject:
+def _subject_of_recipe(recipe: Recipe, progress: ProgressCallback | None, cancel: Cancel | None) -> Subject:
     """Build model, data and optimizer of a Recipe as its run would, on few rows, and audit those."""
     from ..components.data import build_collator, prepare_data
     from ..components.model import build_model
@@ -73,11 +76,11 @@ def _subject_of_recipe(recipe: Recipe) -> Subject:
 
     data = recipe.data.model_copy(update={"max_rows": min(recipe.data.max_rows or AUDIT_ROWS, AUDIT_ROWS)})
     small = recipe.model_copy(update={"data": data})
-    source = find_source(small, for_training=True)
+    source = find_source(small, for_training=True, progress=progress, cancel=cancel)
     tokenizer = load_tokenizer(source)
-    prepared = prepare_data(small, tokenizer)
+    prepared = prepare_data(small, tokenizer, progress=progress, cancel=cancel)
     device = target_device(small)
-    model = build_model(small, source, device, place="cpu")
+    model = build_model(small, source, device, place="cpu", progress=progress, cancel=cancel)
     return Subject(
         model=model,
         tokenizer=tokenizer,

@@ -26,13 +26,14 @@ from ..diagnose.finding import Finding
 from ..errors import MissingPackageError
 from ..events import Observer
 from ..observe.holders import Root
+from .live_view import Displayed
 from .replay import Rerun
 from .watching import Watch
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-class LightningEvents:
+class LightningEvents(Displayed):
     """What the callback does; the class with Lightning's own base is made by ``callback_class``."""
 
     def __init__(
@@ -61,6 +62,12 @@ class LightningEvents:
     def report(self) -> str:
         """Return everything found as text."""
         return self.watch.report() if self.watch is not None else "fit() has not been called yet."
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let an observer have the events of this ``fit()`` and of later ones."""
+        self._observers.append(observer)
+        if self.watch is not None:
+            self.watch.add_observer(observer)
 
     # -- what Lightning calls ----------------------------------------------------------------------------------
 

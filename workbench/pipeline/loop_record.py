@@ -31,6 +31,7 @@ class LoopRecord:
         learning_rates: Rate of each update.
         speed: What the speed doctor judges.
         num_updates: Optimizer steps in all.
+        num_steps: Steps in all.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
@@ -45,6 +46,7 @@ class LoopRecord:
         self.learning_rates: deque[float] = deque(maxlen=KEPT_STEPS)
         self.speed = SpeedEvidence()
         self.num_updates = 0
+        self.num_steps = 0
         self._waits = True
 
     def wait_ended(self, waited_s: float) -> None:
@@ -56,6 +58,7 @@ class LoopRecord:
     def add(self, loss: float | None, facts: StepFacts, step_s: float) -> None:
         """Take one step in."""
         self._waits = True
+        self.num_steps += 1
         speed = self.speed
         speed.step_s.append(step_s)
         self.losses.append(math.nan if loss is None else loss)
@@ -85,6 +88,15 @@ class LoopRecord:
             self.speed.widths.append(mask.shape[1])
         elif micro.num_rows:
             self.row_tokens.extend([micro.num_tokens // micro.num_rows] * micro.num_rows)
+
+    def rows_of_history(self) -> list[dict[str, float]]:
+        """Return the kept steps as rows of metrics, for a panel that is opened late."""
+        first = max(0, self.num_steps - len(self.losses))
+        series = zip(self.losses, self.grad_norms, self.tokens, self.speed.step_s, strict=True)
+        return [
+            {"step": first + index + 1, "loss": loss, "grad_norm": norm, "num_tokens": tokens, "step_s": seconds}
+            for index, (loss, norm, tokens, seconds) in enumerate(series)
+        ]
 
     def faults(self, *, schedule_steps: int | None, rows_before: Sequence[int] = ()) -> list[Finding]:
         """Return what the whole course gives away.

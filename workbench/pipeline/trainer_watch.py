@@ -19,11 +19,12 @@ from transformers import TrainerCallback
 from ..diagnose.finding import Finding, make_finding
 from ..events import Observer
 from ..observe.holders import Root
+from .live_view import Displayed
 from .replay import Rerun
 from .watching import Watch
 
 
-class TrainerWatch:
+class TrainerWatch(Displayed):
     """The watch of one Trainer, from each ``train()`` to its end."""
 
     def __init__(
@@ -56,6 +57,12 @@ class TrainerWatch:
     def report(self) -> str:
         """Return everything found as text."""
         return self.watch.report() if self.watch is not None else "train() has not been called yet."
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let an observer have the events of this ``train()`` and of later ones."""
+        self._observers.append(observer)
+        if self.watch is not None:
+            self.watch.add_observer(observer)
 
     def close(self) -> None:
         """Give the trainer its own methods back."""

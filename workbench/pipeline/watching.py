@@ -35,6 +35,7 @@ from ..events import Event, Observer
 from ..observe.storages import StorageTracker, tensors_in
 from ..units import format_bytes, parse_bytes
 from . import accumulation, nonfinite_alarm, oom_alarm
+from .live_view import Displayed
 from .loop_hooks import LoopHooks, StepFacts
 from .loop_record import LoopRecord
 from .memory_watch import MARKS_OF_STEP, MemoryWatch
@@ -91,7 +92,7 @@ def watch(
     )
 
 
-class Watch:
+class Watch(Displayed):
     """Watches one loop. ``findings`` is complete when the block has been left, by its end or by an exception."""
 
     def __init__(
@@ -127,7 +128,7 @@ class Watch:
         self._findings: dict[tuple[str, Any], Finding] = {}
         self._scheduler_start: int | None = None
         self._last_border = 0.0
-        self._is_open = False
+        self.is_open = False
         self._deep_s = 0.0
         self._undo: list[Any] = []
         self._alarmed = 0
@@ -139,7 +140,7 @@ class Watch:
 
     def begin(self, *, sees_forward: bool = True) -> Watch:
         """Register the hooks; without ``sees_forward`` the caller tells of forward passes itself."""
-        self._is_open = True
+        self.is_open = True
         self.hooks.attach(sees_forward=sees_forward)
         self._watch_collector()
         if self.limit_bytes is not None:
@@ -159,9 +160,9 @@ class Watch:
 
     def finish(self, error: BaseException | None, frame: FrameType | None) -> None:
         """End the watch and complete the findings; ``error`` is what left the loop."""
-        if not self._is_open:
+        if not self.is_open:
             return
-        self._is_open = False
+        self.is_open = False
         facts = self.last_facts = self.hooks.facts
         try:
             if self.tracker is not None:
@@ -180,6 +181,9 @@ class Watch:
             self.hooks.detach()
             for finding in self.memory.confirmed():
                 self.add(finding)
+            words = "" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            for observer in self.observers:
+                observer.on_event(Event("state", {"state": "done" if error is None else "failed", "error": words}))
 
     # -- what a loop calls -------------------------------------------------------------------------------------
 
@@ -241,6 +245,10 @@ class Watch:
         per_step = 1000 * self.own_s / max(1, self.num_steps)
         lines.append(f"Watched {self.num_steps} steps; watching cost {per_step:.2f} ms per step.")
         return "\n".join(lines)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let an observer have a ``step`` event per step, a ``finding`` per finding, and a ``state`` at the end."""
+        self.observers.append(observer)
 
     def add(self, finding: Finding | None) -> None:
         """Add a finding once per cause and place."""
