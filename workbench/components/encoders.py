@@ -16,7 +16,8 @@ from .image_encoding import ImageEncoder
 from .images import find_image_column
 from .row_format import RowFormat, detect_format
 from .rows import BadRow, RawRow, RowSource, first_good
-from .task import CLASSIFICATION, IMAGE_TEXT
+from .seq2seq import PairEncoder
+from .task import CLASSIFICATION, IMAGE_TEXT, SEQ2SEQ
 
 __all__ = ["RowEncoder", "classes_of", "data_folder", "encoder_for"]
 
@@ -60,6 +61,8 @@ def encoder_for(
                 f"{wanted}. Set model.num_labels={len(classes)}, or leave it empty."
             )
         return ClassEncoder(recipe.data, tokenizer, row_format, classes)
+    if recipe.model.task == SEQ2SEQ:
+        return PairEncoder(recipe.data, tokenizer, detect_format(recipe.data, first, source.name))
     if recipe.model.task == IMAGE_TEXT:
         column = find_image_column(recipe.data, first, source.name)
         return ImageEncoder(

@@ -43,6 +43,10 @@ class ImageEncoder(Encoder):
         known += list(getattr(processor, "image_token_ids", None) or [])
         self._image_ids = np.array([item for item in known if isinstance(item, int)], dtype=np.int32)
 
+    def is_image(self, tokens: np.ndarray) -> np.ndarray:
+        """Return which tokens stand for a piece of an image."""
+        return np.isin(tokens, self._image_ids)
+
     def encode(self, rows: Sequence[RawRow | BadRow]) -> list[Encoded | BadRow]:
         """Return one sample, or what is wrong, per row."""
         return [raw if isinstance(raw, BadRow) else self._encode_row(raw) for raw in rows]

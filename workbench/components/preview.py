@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import DataError
 from ..recipe import Recipe
-from .encoding import Encoder, Rendered, tokenize_with_offsets
-from .row_format import detect_format
-from .rows import BadRow, first_good, open_rows
+from .classification import ClassEncoder
+from .encoders import RowEncoder, data_folder, encoder_for
+from .encoding import IGNORED, Encoded, Encoder, Rendered, tokenize_with_offsets
+from .image_encoding import ImageEncoder
+from .rows import BadRow, RawRow, first_good, open_rows
+from .seq2seq import PairEncoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +32,8 @@ class PreviewRow:
         num_raw_tokens: Tokens before cutting.
         num_supervised: Tokens that are learned.
         place: File and line it comes from.
+        label: Name of the row's class; empty where there is none.
+        num_images: Images of the row.
     """
 
     tokens: list[tuple[str, bool]]
@@ -37,6 +42,8 @@ class PreviewRow:
     num_raw_tokens: int
     num_supervised: int
     place: str
+    label: str = ""
+    num_images: int = 0
 
 
 def preview_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, num_rows: int = 3) -> list[PreviewRow]:
@@ -50,7 +57,7 @@ def preview_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, num_rows: i
     if not candidates:
         broken = source.fetch([0])[0]
         raise DataError(f"{broken}. No row of {source.name} can be read; correct that line first.")
-    encoder = Encoder(recipe.data, tokenizer, detect_format(recipe.data, candidates, source.name))
+    encoder = encoder_for(recipe, tokenizer, source, folder=data_folder(recipe.data.name_or_path))
     previews: list[PreviewRow] = []
     first_problem: BadRow | None = None
     for raw in candidates:
@@ -58,18 +65,16 @@ def preview_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, num_rows: i
         if isinstance(outcome, BadRow):
             first_problem = first_problem or outcome
             continue
-        rendered = encoder.render(raw)
-        assert isinstance(rendered, Rendered)
-        texts = _token_texts(tokenizer, rendered, outcome.input_ids)
-        learned = outcome.labels != -100
         previews.append(
             PreviewRow(
-                tokens=[(text, bool(flag)) for text, flag in zip(texts, learned, strict=True)],
+                tokens=_shown_tokens(encoder, tokenizer, raw, outcome),
                 was_truncated=outcome.raw_length > outcome.input_ids.size,
                 num_tokens=int(outcome.input_ids.size),
                 num_raw_tokens=outcome.raw_length,
                 num_supervised=outcome.num_supervised,
                 place=f"{raw.file}, line {raw.line}",
+                label=encoder.class_of(outcome) if isinstance(encoder, ClassEncoder) else "",
+                num_images=len(outcome.images),
             )
         )
         if len(previews) == num_rows:
@@ -77,6 +82,46 @@ def preview_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, num_rows: i
     if not previews:
         raise DataError(f"{first_problem}. None of the first {len(candidates)} rows can be used; correct them first.")
     return previews
+
+
+def _shown_tokens(encoder: RowEncoder, tokenizer: Any, raw: RawRow, sample: Encoded) -> list[tuple[str, bool]]:
+    """Return the texts of a sample's tokens, and whether each is learned.
+
+    A run of image tokens is shown as one piece with their number: hundreds of equal tokens tell nothing.
+    """
+    if isinstance(encoder, PairEncoder):
+        return encoder.shown(sample)
+    if isinstance(encoder, ClassEncoder):
+        return [(text, False) for text in _decoded(tokenizer, sample.input_ids)]
+    if isinstance(encoder, ImageEncoder):
+        return _with_images(encoder, sample)
+    assert isinstance(encoder, Encoder)
+    rendered = encoder.render(raw)
+    assert isinstance(rendered, Rendered)
+    texts = _token_texts(tokenizer, rendered, sample.input_ids)
+    return [(text, bool(flag)) for text, flag in zip(texts, sample.labels != IGNORED, strict=True)]
+
+
+def _decoded(tokenizer: Any, ids: np.ndarray) -> list[str]:
+    return [str(tokenizer.decode([token], clean_up_tokenization_spaces=False)) for token in ids.tolist()]
+
+
+def _with_images(encoder: ImageEncoder, sample: Encoded) -> list[tuple[str, bool]]:
+    shown: list[tuple[str, bool]] = []
+    texts = _decoded(encoder.tokenizer, sample.input_ids)
+    is_image = encoder.is_image(sample.input_ids)
+    position = 0
+    while position < len(texts):
+        end = position
+        while end < len(texts) and is_image[end]:
+            end += 1
+        if end > position:
+            shown.append((f"[image: {end - position} tokens]", False))
+            position = end
+            continue
+        shown.append((texts[position], bool(sample.labels[position] != IGNORED)))
+        position += 1
+    return shown
 
 
 def _token_texts(tokenizer: PreTrainedTokenizerBase, rendered: Rendered, ids: np.ndarray) -> list[str]:

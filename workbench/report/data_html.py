@@ -11,6 +11,7 @@ from ..units import format_count
 
 MAX_PREVIEW_CHARACTERS = 4000
 MAX_BAD_ROWS_SHOWN = 5
+MAX_CLASSES_SHOWN = 12
 
 
 def render_preview(rows: Sequence[PreviewRow]) -> str:
@@ -43,10 +44,12 @@ def _render_row(index: int, row: PreviewRow) -> str:
         body += '<span class="wb-cut"> … the rest of this row is not shown</span>'
     if row.was_truncated:
         body += '<span class="wb-cut"> ⋯</span>'
+    named = f" · class {escape(row.label)}" if row.label else ""
+    named += f" · {row.num_images} image{'' if row.num_images == 1 else 's'}" if row.num_images else ""
     cut = f" · cut from {row.num_raw_tokens}" if row.was_truncated else ""
     return (
         f'<div class="wb-row"><div class="wb-row-head">Row {index} · {row.num_tokens} tokens · '
-        f"{row.num_supervised} learned{cut} · {escape(row.place)}</div>"
+        f"{row.num_supervised} learned{cut}{named} · {escape(row.place)}</div>"
         f'<div class="wb-row-text" tabindex="0">{body}</div></div>'
     )
 
@@ -60,7 +63,11 @@ def render_data_facts(prepared: Any, max_length: int) -> str:
     """
     report = prepared.report
     padding = report.padding
+    classes = [
+        (f"class {name}", format_count(count)) for name, count in list(report.classes.items())[:MAX_CLASSES_SHOWN]
+    ]
     facts = [
+        *classes,
         ("training samples", format_count(len(prepared.lengths))),
         ("held-out rows", format_count(report.num_evaluation_rows)),
         ("tokens", format_count(prepared.num_tokens)),
