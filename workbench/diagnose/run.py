@@ -21,7 +21,14 @@ class Columns(Protocol):
 
 def judge_memory(history: Columns, *, counter: str, capacity_bytes: int | None = None) -> LeakVerdict:
     """Return the leak verdict over the run so far."""
-    return judge_leak(history.column("allocated_bytes"), counter=counter, capacity_bytes=capacity_bytes)
+    return judge_leak(
+        history.column("allocated_bytes"),
+        counter=counter,
+        capacity_bytes=capacity_bytes,
+        num_tokens=history.column("num_tokens") + np.nan_to_num(history.column("num_padding_tokens")),
+        peak_bytes=history.column("peak_allocated_bytes"),
+        reserved_bytes=history.column("reserved_bytes"),
+    )
 
 
 def diagnose_run(
