@@ -413,13 +413,14 @@ class Session:
 
     def _save_result(self, run: Any, folder: RunFolder) -> Path:
         """Write ``adapter/`` or ``model/`` with tokenizer and Recipe: all that using it takes."""
+        from ..components.processor import save_processor
         from .checkpoint import is_adapter, save_weights
 
         name = "adapter" if is_adapter(run.model) else "model"
         self._tell(Progress("save", 0, 1, f"Saving the {name}"))
         with folder.write_directory(name) as temporary:
             save_weights(run.model, temporary)
-            run.tokenizer.save_pretrained(temporary)
+            save_processor(run.tokenizer, temporary)
             if run.data.classes:  # An adapter has no config that would name them.
                 (temporary / "classes.json").write_text(json.dumps(list(run.data.classes)), encoding="utf-8")
             (temporary / "recipe.yaml").write_text(self.recipe.to_yaml(), encoding="utf-8")
