@@ -141,6 +141,8 @@ speed.use_cache_off | use_cache is False in the saved config | Set use_cache=Tru
 speed.data_wait | Steps wait for data | Use loader workers or prepare the data before.
 speed.sync_every_step | The host waits for the device every step | Read values only when logging.
 speed.emulated_bf16 | bfloat16 is emulated on this device | Use float16 or float32.
+speed.checkpointing_unneeded | Checkpointing saves memory that is not needed | Turn gradient_checkpointing off, or use a larger micro-batch.
+speed.swap | Memory of the run is swapped to disk | Free host memory, or use fewer loader workers.
 speed.recompilation | Each shape compiles again | Pad to multiples.
 error.other | The run failed | See the message.
 """

@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from .finding import Finding, make_finding
+from ..units import MIB, format_bytes
+from .finding import Finding, Fix, make_finding
 
 MIN_STEPS = 4
 REAL_SHARE = 0.5  # Below this, more slots are padding than tokens.
+SETTLED_STEP = 3  # A model compiles in its first steps; one more graph makes its shapes dynamic.
+MAX_LATE_STEPS = 3
+PAGES_PER_STEP = 50  # 4 KiB each: about a millisecond of a fast disk.
+SWAPPED = 256 * MIB
+IDLE_SHARE = 0.5  # Of the device's memory that checkpointing leaves unused.
 
 
 KEPT = 4096  # Newest steps and micro-batches; a watch must not grow with the run it watches.
@@ -37,6 +43,13 @@ class SpeedEvidence:
         data_s: Time between the end of a step and the next forward pass.
         num_eval_forwards: Forward passes without gradients.
         num_recomputed: Of them, layers that ran through checkpointing.
+        compiled_at: Step of each graph that torch.compile made; step 0 is before the first.
+        num_paged_in: Pages that had to be read back from disk (major faults) during the loop.
+        swap_bytes: Growth of this process's swapped memory.
+        emulated_bf16: Name of a device without bfloat16 units on which bfloat16 runs; empty where there is none.
+        peak_bytes: Highest allocated bytes of the device, 0 where not measured.
+        capacity_bytes: Memory of the device.
+        recomputes: Whether the model checkpoints its activations.
     """
 
     slots: deque[int] = field(default_factory=_series)
@@ -50,11 +63,28 @@ class SpeedEvidence:
     data_s: float = 0.0
     num_eval_forwards: int = 0
     num_recomputed: int = 0
+    compiled_at: list[int] = field(default_factory=list)
+    num_paged_in: int = 0
+    swap_bytes: int = 0
+    emulated_bf16: str = ""
+    peak_bytes: int = 0
+    capacity_bytes: int = 0
+    recomputes: bool = False
 
 
 def find_speed_faults(seen: SpeedEvidence) -> list[Finding]:
     """Return what is slow about a run; empty when nothing is."""
-    findings = [_padding(seen), _garbage(seen), _empty_cache(seen), _evaluation(seen), _data(seen)]
+    findings = [
+        _padding(seen),
+        _garbage(seen),
+        _empty_cache(seen),
+        _evaluation(seen),
+        _data(seen),
+        _recompilation(seen),
+        _swap(seen),
+        _bf16(seen),
+        _checkpointing(seen),
+    ]
     return [finding for finding in findings if finding is not None]
 
 
@@ -65,13 +95,23 @@ def _padding(seen: SpeedEvidence) -> Finding | None:
     rows = [slot / max(1, width) for slot, width in zip(seen.slots, seen.widths, strict=True)]
     dynamic = sum(count * longest for count, longest in zip(rows, seen.longest, strict=True))
     share, better = real / slots, real / max(1.0, dynamic)
-    if dynamic > 0.8 * slots:
-        return None  # Already padded to the longest of each batch.
+    evidence = {"real_fraction": share, "dynamic_fraction": better, "num_slots": slots,
+                "packing_speedup": slots / real, "dynamic_speedup": slots / max(1.0, dynamic)}  # fmt: skip
+    packed = f"Packing leaves next to none: {slots / real:.1f} times fewer."
+    if dynamic > 0.8 * slots:  # Already padded to the longest of each batch: its rows differ too much.
+        return make_finding(
+            "speed.padding",
+            f"Only {100 * share:.0f} % of the {slots} token slots are real although each batch is padded to its own "
+            f"longest row. {packed}",
+            evidence=evidence,
+            fixes=[Fix("Pack rows into full sequences.", {"data.packing": True}), Fix("Group rows of like length.")],
+            confidence=0.9,
+        )
     return make_finding(
         "speed.padding",
         f"Only {100 * share:.0f} % of the {slots} token slots are real. Padding per batch would make it "
-        f"{100 * better:.0f} %: about {slots / dynamic:.1f} times fewer to compute.",
-        evidence={"real_fraction": share, "dynamic_fraction": better, "num_slots": slots},
+        f"{100 * better:.0f} %: about {slots / dynamic:.1f} times fewer to compute. {packed}",
+        evidence=evidence,
         confidence=0.95,
     )
 
@@ -122,4 +162,60 @@ def _data(seen: SpeedEvidence) -> Finding | None:
         "data.",
         evidence={"data_s": seen.data_s, "total_s": total},
         confidence=0.7,
+    )
+
+
+def _recompilation(seen: SpeedEvidence) -> Finding | None:
+    # By step: a first evaluation may make many graphs, but all at once.
+    late = {step for step in seen.compiled_at if step > SETTLED_STEP}
+    if len(late) <= MAX_LATE_STEPS:
+        return None
+    widths = len(set(seen.widths))
+    shapes = f" The batches had {widths} different lengths." if widths > 1 else ""
+    return make_finding(
+        "speed.recompilation",
+        f"torch.compile went on to make graphs in {len(late)} steps after step {SETTLED_STEP}; at its limit it gives "
+        f"up and runs uncompiled.{shapes}",
+        evidence={"num_graphs": len(seen.compiled_at), "num_late_steps": len(late), "num_lengths": widths},
+        fixes=[Fix("Pad lengths to multiples of 64, or pass dynamic=True to torch.compile.")],
+        confidence=0.9,
+    )
+
+
+def _swap(seen: SpeedEvidence) -> Finding | None:
+    steps = len(seen.step_s)
+    if steps < MIN_STEPS or (seen.num_paged_in < PAGES_PER_STEP * steps and seen.swap_bytes < SWAPPED):
+        return None
+    moved = f"{format_bytes(seen.swap_bytes)} of this process went to swap" if seen.swap_bytes else "memory is short"
+    return make_finding(
+        "speed.swap",
+        f"The system reads {seen.num_paged_in / steps:.0f} pages a step back from disk ({moved}): host memory is full.",
+        evidence={"pages_per_step": seen.num_paged_in / steps, "swap_bytes": seen.swap_bytes},
+        confidence=0.8,
+    )
+
+
+def _bf16(seen: SpeedEvidence) -> Finding | None:
+    if not seen.emulated_bf16:
+        return None
+    return make_finding(
+        "speed.emulated_bf16",
+        f"{seen.emulated_bf16} has no bfloat16 units: torch.cuda.is_bf16_supported() says yes, and emulates it.",
+        fixes=[Fix("Use float16 with a gradient scaler, or float32.", {"training.mixed_precision": "fp16"})],
+        confidence=0.95,
+    )
+
+
+def _checkpointing(seen: SpeedEvidence) -> Finding | None:
+    if not seen.recomputes or not seen.capacity_bytes or not seen.peak_bytes or len(seen.step_s) < MIN_STEPS:
+        return None
+    if seen.peak_bytes > IDLE_SHARE * seen.capacity_bytes:
+        return None
+    return make_finding(
+        "speed.checkpointing_unneeded",
+        "Checkpointing runs each forward twice to save memory, and "
+        f"{format_bytes(seen.capacity_bytes - seen.peak_bytes)} of {format_bytes(seen.capacity_bytes)} were never "
+        "used.",
+        evidence={"peak_bytes": seen.peak_bytes, "capacity_bytes": seen.capacity_bytes},
+        confidence=0.6,
     )

@@ -73,7 +73,7 @@ class LoopRecord:
         if facts.learning_rate is not None:
             self.learning_rates.append(facts.learning_rate)
         speed.num_eval_forwards += facts.num_eval_forwards
-        if facts.num_eval_forwards and self.model is not None and self.model.training and _recomputes(self.model):
+        if facts.num_eval_forwards and self.model is not None and self.model.training and recomputes(self.model):
             speed.num_recomputed += facts.num_eval_forwards
 
     def _add_rows(self, micro: MicroBatch) -> None:
@@ -119,7 +119,7 @@ class LoopRecord:
         return found + ([repeated] if repeated is not None else [])
 
 
-def _recomputes(model: nn.Module) -> bool:
+def recomputes(model: nn.Module) -> bool:
     """Whether a transformers model checkpoints; 5.24 renamed the property and warns of the old name."""
     for name in ("is_activation_checkpointing", "is_gradient_checkpointing"):
         value = getattr(model, name, None)

@@ -37,9 +37,10 @@ from ..units import format_bytes, parse_bytes
 from . import accumulation, nonfinite_alarm, oom_alarm
 from .live_view import Displayed
 from .loop_hooks import LoopHooks, StepFacts
-from .loop_record import LoopRecord
+from .loop_record import LoopRecord, recomputes
 from .memory_watch import MARKS_OF_STEP, MemoryWatch
 from .signals import as_float, called_by_user, user_frame
+from .system_watch import SystemWatch
 from .update_check import UpdateCheck
 
 
@@ -120,6 +121,7 @@ class Watch(Displayed):
         )
         self.record = LoopRecord(model)
         self.memory = MemoryWatch(model, optimizer, mode=look)
+        self.system: SystemWatch | None = None
         self.updates = UpdateCheck(model, optimizer)
         self._last_update: tuple[int, float | None] | None = None  # Step and gradient norm.
         self.tracker: StorageTracker | None = None
@@ -143,6 +145,7 @@ class Watch(Displayed):
         self.is_open = True
         self.hooks.attach(sees_forward=sees_forward)
         self._watch_collector()
+        self.system = SystemWatch(self.model, self.record.speed)
         if self.limit_bytes is not None:
             self.tracker = StorageTracker(self.model, limit_bytes=self.limit_bytes)
             self.tracker.register_existing(oom_alarm.existing_tensors(self.model, self.optimizer))
@@ -214,6 +217,8 @@ class Watch(Displayed):
             self._last_update = (self.num_steps, facts.grad_norm)
             if not self.updates.is_over:
                 self.add(self.updates.after_step())
+        if self.system is not None:
+            self.system.step(self.num_steps)
         self._look_at_memory(frame)
         self._emit(value, facts)
         if self.tracker is not None:
@@ -326,6 +331,8 @@ class Watch(Displayed):
         self.add(finding)
 
     def _judge_whole_run(self) -> None:
+        if self.system is not None:
+            self.system.end(recomputes=self.model is not None and recomputes(self.model))
         advanced = None
         if self.scheduler is not None and self._scheduler_start is not None:
             advanced = int(self.scheduler.last_epoch) - self._scheduler_start
