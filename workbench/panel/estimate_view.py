@@ -12,12 +12,13 @@ from ..estimate.estimate import BatchShape, Estimate
 from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import target_device
 from ..recipe import Recipe, field_info
-from ..report.figures import timeline_figure
 from ..report.html import render_effects, render_estimate, render_option
 from .background import Background, Outcome
 from .comms import answer_beside_cells
+from .explain_view import ExplainView
 from .fields import FieldView, classed, set_hidden
-from .pieces import ErrorBox, Fold, PlotlyBox, ProgressLine, button, card
+from .pieces import ErrorBox, ProgressLine, button, card
+from .plan_view import PlanView
 from .view_model import Change, PanelModel, format_field
 
 DEBOUNCE_S = 0.03
@@ -55,13 +56,24 @@ class EstimateView:
         self._progress = ProgressLine(lambda: background.cancel("estimate"))
         self._error = ErrorBox()
         self._again = button("Estimate again", self.request, "wb-hidden", "wb-estimate-again")
-        self._timeline = PlotlyBox(use_plotly=use_plotly)
-        self._fold = Fold("Memory over the traced steps", (self._timeline.widget,), on_open=self._draw_timeline)
+        self._explain = ExplainView(model, background, use_plotly=use_plotly, find_shape=find_shape)
+        self._plan = PlanView(model, background, find_shape=find_shape)
+        self._has_effects = False
+        self._plan.finished_listeners += [self._explain.request, self._resume_effects]
+        self._explain.finished_listeners.append(self._resume_effects)
         self.box = card(
             3,
             "Estimate",
             "Traced from the real model code; follows every change.",
-            (self._error.box, self._again, self._picture, self._progress.box, self._options, self._fold.box),
+            (
+                self._error.box,
+                self._again,
+                self._picture,
+                self._progress.box,
+                self._options,
+                self._plan.box,
+                self._explain.box,
+            ),
             "wb-card-estimate",
         )
         model.listen(self._changed)
@@ -117,8 +129,7 @@ class EstimateView:
         self._error.clear()
         self.estimate = outcome.value
         self._picture.value = render_estimate(outcome.value)
-        if self._fold.is_open:
-            self._draw_timeline()
+        self._explain.request()
         for listener in self.listeners:
             listener(outcome.value)
         if self.wants_effects():
@@ -127,22 +138,21 @@ class EstimateView:
     def _fail(self, error: BaseException) -> None:
         self.estimate = None
         self._picture.value = '<div class="wb-estimate wb-empty">No estimate for these settings.</div>'
-        self._timeline.clear()
+        self._explain.stop()
         what = "These settings cannot run" if isinstance(error, RecipeError) else "The estimate failed"
         self._error.show(error, what)
         for view in self._fields.values():
             view.set_effect("")
 
-    def _draw_timeline(self) -> None:
-        if self.estimate is None:
-            return
-        memory = self.estimate.memory
-        figure = timeline_figure(memory.timeline, None)
-        self._timeline.show(figure, "<p>This picture needs plotly in the front end.</p>")
-
     # -- effects of the toggles --------------------------------------------------------------------------------------
 
+    def _resume_effects(self) -> None:
+        """Ask again for effects that more important work has ended."""
+        if not self._has_effects and self.estimate is not None and self.wants_effects():
+            self._request_effects()
+
     def _request_effects(self) -> None:
+        self._has_effects = False
         recipe = self._model.recipe
 
         def work(progress: ProgressCallback, cancel: Cancel) -> Any:
@@ -157,6 +167,7 @@ class EstimateView:
     def _show_effects(self, outcome: Outcome) -> None:
         if outcome.value is None or self.estimate is None:
             return  # no plan is no fault: the toggles work without it
+        self._has_effects = True
         by_field: dict[str, list[Any]] = {}
         for effect in outcome.value.effects:
             by_field.setdefault(effect.field, []).append(effect)
@@ -177,7 +188,7 @@ class EstimateView:
         rows = []
         for option in list(options)[:MAX_OPTIONS]:
             words = ", ".join(f"{field_info(path).label}: {effect_word(path, v)}" for path, v in option.changes.items())
-            text = widgets.HTML(render_option(words, option.process_bytes, option.step_s, option.verdict))
+            text = widgets.HTML(render_option(words, option))
             apply = button("Apply", lambda one=option: self._model.set_fields(one.changes, "fix"), "wb-apply")
             apply.tooltip = f"Set {words}"
             rows.append(classed(widgets.HBox((text, apply)), "wb-option-row"))

@@ -17,7 +17,7 @@ from .text import CATEGORY_LABELS
 
 MARK = "#c8504b"
 SHOWN_SHARES = 8
-HOVER_MODULES = 3
+HOVER_MODULES = 1
 
 
 def describe_place(instant: Instant) -> str:
@@ -127,7 +127,7 @@ def explanation_figure(picture: MemoryPicture, capacity_bytes: int | None = None
             "x": x,
             "y": [round(size / scale, 4) for size in picture.bytes_by_category[name]],
             "text": _hover_texts(picture, name),
-            "hovertemplate": f"<b>%{{y:.3g}} {unit}</b>%{{text}}",
+            "hovertemplate": f"%{{y:.3g}} {unit}%{{text}}",
         }
         for name in names
     ]
@@ -144,7 +144,7 @@ def explanation_figure(picture: MemoryPicture, capacity_bytes: int | None = None
             }
         )
     layout = plotly_layout("instants of the run, in order", unit)
-    layout |= {"height": 330, "hovermode": "closest", "showlegend": False}
+    layout |= {"height": 330, "hovermode": "x unified", "showlegend": False}
     layout["margin"] = {"l": 56, "r": 16, "t": 64, "b": 40}
     layout["xaxis"] |= {"range": list(picture.window), "showticklabels": False}
     layout["shapes"] = [_rule(start, 0.6 if name == "forward" else 0.3) for start, name in picture.phases]
@@ -231,7 +231,7 @@ def _hover_texts(picture: MemoryPicture, category: str) -> list[str]:
     texts = []
     for point in range(picture.num_points):
         holders = picture.holders_at(point, category)[:HOVER_MODULES]
-        lines = [f"<br>{escape(module or 'outside the model')}: {format_bytes(size)}" for _, module, size in holders]
+        lines = [f"  {escape(module or 'outside the model')}: {format_bytes(size)}" for _, module, size in holders]
         texts.append("".join(lines))
     return texts
 

@@ -11,11 +11,12 @@ from html import escape
 from typing import Protocol
 
 from ..errors import Cancelled, RecipeError, RunError, WorkbenchError
-from ..estimate.estimate import VERDICT_TEXTS, Estimate
+from ..estimate.estimate import VERDICT_TEXTS, Estimate, TimeEstimate
 from ..events import MEMORY_CATEGORIES
+from ..plan.plan import PlanOption
 from ..units import format_bytes, format_count, format_seconds
 from .charts import CATEGORY_COLOURS, render_memory_bar
-from .text import CATEGORY_LABELS, NO_EFFECT, VERDICT_SIGNS, describe_effect, format_range
+from .text import CATEGORY_LABELS, LIMIT_NAMES, NO_EFFECT, VERDICT_SIGNS, describe_effect, format_range, format_usd
 
 BASIS_TEXTS: dict[str, str] = {
     "table": "from the device table",
@@ -60,7 +61,9 @@ def render_estimate(estimate: Estimate) -> str:
             format_range(*time.interval_s, format_seconds),
         ),
         ("Speed", f"{format_count(time.tokens_per_s)} tokens/s", BASIS_TEXTS.get(time.basis, time.basis)),
+        *_bound_fact(time),
         _total_fact(estimate),
+        *_price_fact(time),
         (
             "Trains",
             f"{format_count(estimate.num_trainable_parameters)} of {format_count(estimate.num_parameters)}",
@@ -78,14 +81,33 @@ def render_estimate(estimate: Estimate) -> str:
     )
 
 
+def _bound_fact(time: TimeEstimate) -> list[tuple[str, str, str]]:
+    total = sum(time.seconds_by_limit.values())
+    if not total:
+        return []
+    ordered = sorted(time.seconds_by_limit.items(), key=lambda item: -item[1])
+    shares = ", ".join(
+        f"{seconds / total:.0%} {LIMIT_NAMES.get(name, name)}" for name, seconds in ordered if seconds > 0
+    )
+    return [("Bound by", LIMIT_NAMES.get(time.bound_by, time.bound_by), shares)]
+
+
+def _price_fact(time: TimeEstimate) -> list[tuple[str, str, str]]:
+    if time.cost_usd_per_1000_tokens is None:
+        return []
+    low, high = time.cost_usd_per_1000_tokens
+    return [("Price", f"${format_usd(low * 1000, high * 1000)}", f"per 1M tokens; {format_usd(low, high)} per 1,000")]
+
+
 def _total_fact(estimate: Estimate) -> tuple[str, str, str]:
     time = estimate.time
     if time.total_s is None:
         return ("Whole run", "not known", "set max steps, or preview the data")
     more = f"{time.num_steps} steps" if time.num_steps else ""
+    if time.epoch_s is not None:
+        more += f", {format_seconds(time.epoch_s)} per epoch"
     if time.cost_usd:
-        low, high = time.cost_usd
-        more += f", ${low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f", ${low:.2f} to ${high:.2f}"
+        more += f", ${format_usd(*time.cost_usd)}"
     return ("Whole run", format_seconds(time.total_s), more)
 
 
@@ -124,11 +146,12 @@ def render_effects(effects: Sequence[Effect], words: Sequence[str], current_verd
     )
 
 
-def render_option(changes: str, process_bytes: int, step_s: float, verdict: str) -> str:
-    """Return one way to make a run fit: what to change, and what it then takes."""
+def render_option(changes: str, option: PlanOption) -> str:
+    """Return one way to make a run fit: what to change, what it then takes, and what it alters."""
+    alters = f"; {'; '.join(option.alters)}" if option.alters else "; the run learns the same"
     return (
-        f'<div class="wb-option"><b>{escape(changes)}</b><span>{escape(VERDICT_TEXTS.get(verdict, verdict))} with '
-        f"{format_bytes(process_bytes)}, {format_seconds(step_s)} per step</span></div>"
+        f'<div class="wb-option"><b>{escape(changes)}</b><span>{escape(VERDICT_TEXTS[option.verdict])} with '
+        f"{format_bytes(option.process_bytes)}, {format_seconds(option.step_s)} per step{escape(alters)}</span></div>"
     )
 
 

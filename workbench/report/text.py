@@ -62,6 +62,7 @@ LIMIT_TEXTS: dict[str, str] = {
     "bandwidth": "moves data between memory and cores",
     "launch": "waits for operators to be launched",
 }
+LIMIT_NAMES: dict[str, str] = {"compute": "arithmetic", "bandwidth": "memory bandwidth", "launch": "launches"}
 BOUND_TEXTS: dict[str, str] = {
     "compute": "Bound by arithmetic",
     "bandwidth": "Bound by memory bandwidth",
