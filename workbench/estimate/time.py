@@ -14,7 +14,9 @@ import numpy as np
 
 from ..hardware import Device
 from ..recipe import Recipe
+from .cpu_time import CpuRates
 from .estimate import BatchShape, TimeEstimate
+from .recorder import HOST_COPY
 from .tape import Work
 from .unroll import Life
 
@@ -29,6 +31,16 @@ TILE = 128
 SPREAD = {"table": 0.35, "calibrated": 0.2, "quick": 0.4}
 # A product with a side below this is bound by reading, not computing; calibration measures it apart.
 NARROW = 64
+
+
+# Bytes/s that copies from pinned memory reach over 16 lanes of PCIe 3, 4 and 5: about 0.8 of 15.8, 31.5 and 63 GB/s.
+# Source: PCI-SIG's rates for x16; GPUs below compute capability 8 have version 3, below 9 version 4, then 5.
+HOST_LINK_BYTES_PER_S = (12e9, 25e9, 50e9)
+
+
+def _host_link(device: Device) -> float:
+    major = (device.compute_capability or (0, 0))[0]
+    return HOST_LINK_BYTES_PER_S[0 if major < 8 else 1 if major < 9 else 2]
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ def estimate_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape)
 
 
 def _basis(device: Device) -> tuple[str, float]:
-    if device.efficiency:
+    if device.efficiency or device.overhead_s:
         return "calibrated", SPREAD["calibrated"]
     if device.source == "this machine" and not device.has_caching_allocator:
         return "calibrated", SPREAD["quick"]
@@ -84,6 +96,8 @@ def _basis(device: Device) -> tuple[str, float]:
 
 def _num_steps(recipe: Recipe, shape: BatchShape) -> int | None:
     training = recipe.training
+    if recipe.phases.steps:
+        return sum(recipe.phases.steps)
     if training.max_steps > 0:
         return training.max_steps
     if shape.num_samples is None:
@@ -117,8 +131,9 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
     shrink = shape.mean_length / shape.length
     by_class: dict[str, float] = defaultdict(float)
     by_limit: dict[str, float] = defaultdict(float)
-    flops, num_operators, busy = 0.0, 0.0, 0.0
-    rates = _Rates(recipe, device)
+    flops, num_operators, busy, host = 0.0, 0.0, 0.0, 0.0
+    on_gpu = device.has_caching_allocator
+    rates = _Rates(recipe, device) if on_gpu else CpuRates(device, life.tape.phase_names)
     for name, count in repeats.items():
         if name not in segments or count <= 0:
             continue
@@ -127,52 +142,52 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
         scale = 1.0 if is_step else shrink
         for work, weight in zip(life.tape.work[begin:end], life.weights[begin:end], strict=True):
             times = int(weight) * count
-            label = "optimizer" if is_step else rates.class_of(work)
+            label = "optimizer" if is_step else class_of(work)
             seconds = rates.seconds(work) * scale * times
             by_class[label] += seconds
-            by_limit[rates.limit_of(work)] += seconds
+            by_limit["compute" if rates.is_compute(work) else "bandwidth"] += seconds
             busy += seconds
             flops += work.flops * scale * times
             num_operators += times
-    host = num_operators * device.launch_s
-    if device.has_caching_allocator:
-        by_class["launch"] = max(0.0, host - busy)  # launches overlap with the device's work
-    else:
-        by_class["launch"] = host
+            host += rates.overhead(work) * times
+    # A GPU works while the host launches; a CPU does one after the other.
+    by_class["launch"] = max(0.0, host - busy) if on_gpu else host
     by_limit["launch"] = by_class["launch"]
     return StepTime(dict(by_class), dict(by_limit), flops, round(num_operators))
 
 
+def class_of(work: Work) -> str:
+    """Return the operator class of TimeEstimate.seconds_by_class."""
+    if "attention" in work.operator:
+        return "attention"
+    if work.operator == HOST_COPY:
+        return "transfer"
+    if work.operator.startswith("bitsandbytes."):
+        return "dequantize"
+    return "matmul" if work.shape else "elementwise"
+
+
 class _Rates:
-    """Seconds of operators on one device."""
+    """Seconds of operators on one GPU."""
 
     def __init__(self, recipe: Recipe, device: Device) -> None:
         self._device = device
-        self._on_gpu = device.has_caching_allocator
         flops = dict(device.flops_per_s)
         if recipe.training.tf32:
             flops["float32"] = flops.get("tf32", flops["float32"])
         self._flops = flops
         measured = device.efficiency
-        self._bandwidth = device.bandwidth_bytes_per_s * (
-            measured.get("elementwise", BANDWIDTH_EFFICIENCY if self._on_gpu else 1.0)
-        )
+        self._bandwidth = device.bandwidth_bytes_per_s * measured.get("elementwise", BANDWIDTH_EFFICIENCY)
         self._attention = measured.get("attention", ATTENTION_EFFICIENCY)
         self._dequantize = measured.get("dequantize.4", 1.0)
 
-    def class_of(self, work: Work) -> str:
-        """Return the operator class of TimeEstimate.seconds_by_class."""
-        if work.shape:
-            return "matmul"
-        if "attention" in work.operator:
-            return "attention"
-        if work.operator.startswith("bitsandbytes."):
-            return "dequantize"
-        return "elementwise"
+    def overhead(self, work: Work) -> float:
+        """Return the host's seconds to launch an operator."""
+        return self._device.launch_s
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of one operator, launch excluded."""
-        kind = self.class_of(work)
+        kind = class_of(work)
         moving = work.num_bytes / self._bandwidth
         if kind == "matmul":
             return max(work.flops / self._matmul_rate(work), moving)
@@ -180,14 +195,16 @@ class _Rates:
             return max(work.flops / (self._rate(work.dtype) * self._attention), moving)
         if kind == "dequantize":
             return max(work.flops / (self._rate("float16") * MATMUL_EFFICIENCY), moving / self._dequantize)
+        if kind == "transfer":
+            return work.num_bytes / _host_link(self._device)
         return moving
 
-    def limit_of(self, work: Work) -> str:
-        """Return what bounds an operator: ``"compute"`` or ``"bandwidth"``."""
+    def is_compute(self, work: Work) -> bool:
+        """Whether computing, not memory, bounds an operator."""
         if not work.flops:
-            return "bandwidth"
-        reading = self._dequantize if self.class_of(work) == "dequantize" else 1.0
-        return "compute" if self.seconds(work) > work.num_bytes / self._bandwidth / reading else "bandwidth"
+            return False
+        reading = self._dequantize if class_of(work) == "dequantize" else 1.0
+        return self.seconds(work) > work.num_bytes / self._bandwidth / reading
 
     def _rate(self, dtype: str) -> float:
         return self._flops.get(dtype) or self._flops["float32"]
@@ -201,8 +218,6 @@ class _Rates:
             key = f"matmul.{work.dtype}.{size}"
             return self._rate(work.dtype) * measured.get(key, measured.get(f"matmul.float32.{size}", 1.0))
         rate = self._rate(work.dtype)
-        if not self._on_gpu:
-            return rate
         blocks = math.ceil(rows / TILE) * math.ceil(columns / TILE)
         waves = blocks / max(1, self._device.sm_count)
         filled = waves / math.ceil(waves)

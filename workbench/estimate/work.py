@@ -9,11 +9,11 @@ import torch
 
 from .tape import Work
 
-# Operators that only look at their argument in another way.
-_VIEW, _PLAIN, _MATMUL, _LOOKUP = 0, 1, 2, 3
+# Operators that only look at their argument in another way; plain ones; products; look-ups of rows; fused attention.
+_VIEW, _PLAIN, _MATMUL, _LOOKUP, _ATTENTION = 0, 1, 2, 3, 4
 
-# ``(operator, shape, dtype, flops, bytes)``, as in Work.
-Facts = tuple[str, tuple[int, ...], str, int, int]
+# ``(operator, shape, dtype, flops, bytes, access)``, as in Work.
+Facts = tuple[str, tuple[int, ...], str, int, int, str]
 
 _CLASSES: dict[Any, tuple[int, str]] = {}
 
@@ -26,6 +26,12 @@ _UNWRITTEN = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::n
 _HIDDEN_VIEWS = ("aten::_unsafe_view",)
 # A product with a packed weight: activations, packed weight, (out, in).
 _PACKED_PRODUCT = "bitsandbytes::gemm_4bit"
+# The CPU's fused attention: position of the query among the arguments, of the switch for causal, and its products in
+# those of a forward pass (backward computes the scores again).
+_ATTENTIONS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (0, 4, 1.0),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (1, 7, 2.5),
+}
 
 
 def _classify(func: Any) -> tuple[int, str]:
@@ -38,6 +44,8 @@ def _classify(func: Any) -> tuple[int, str]:
         return _MATMUL, short
     if name in _LOOKUPS:
         return _LOOKUP, short
+    if name in _ATTENTIONS:
+        return _ATTENTION, short
     returns = schema.returns
     writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
     is_view = bool(returns) and not writes and all(value.alias_info is not None for value in returns)
@@ -45,7 +53,7 @@ def _classify(func: Any) -> tuple[int, str]:
 
 
 def describe_work(func: Any, args: Any, result: Any) -> Facts | None:
-    """Return the first five fields of a Work: what an operator does; None where it moves nothing.
+    """Return the first six fields of a Work: what an operator does; None where it moves nothing.
 
     Args:
         func: The operator.
@@ -61,24 +69,53 @@ def describe_work(func: Any, args: Any, result: Any) -> Facts | None:
     kind, name = found
     if kind == _VIEW:
         return None
-    num_bytes = _bytes_of(result)
-    dtype, flops = "", 0
-    shape: tuple[int, ...] = ()
     if kind == _MATMUL:
-        left, right = args[_MATMULS[func._schema.name] :][:2]
-        rows = left.numel() // left.shape[-1]
-        shape = (rows, left.shape[-1], right.shape[-1])
-        flops = 2 * shape[0] * shape[1] * shape[2]
-        num_bytes += left.numel() * left.itemsize + right.numel() * right.itemsize
-        dtype = str(left.dtype)[6:]
-    elif kind == _LOOKUP:
-        num_bytes *= 2
-    else:
-        num_bytes += _bytes_of(args)
-        if func._schema.name == _PACKED_PRODUCT:
-            rows, (columns, inner) = args[0].numel() // args[0].shape[-1], args[2]
-            flops = 2 * rows * inner * columns
-    return name, shape, dtype, flops, num_bytes
+        return _describe_product(func, name, args, result)
+    num_bytes = _bytes_of(result)
+    if kind == _LOOKUP:
+        return name, (), _dtype_of(args), 0, 2 * num_bytes, ""
+    num_bytes += _bytes_of(args)
+    if kind == _ATTENTION:
+        return _describe_attention(func, name, args, num_bytes)
+    if func._schema.name == _PACKED_PRODUCT:
+        rows, (columns, inner) = args[0].numel() // args[0].shape[-1], args[2]
+        return name, (rows, inner, columns), _dtype_of(args), 2 * rows * inner * columns, num_bytes, ""
+    first = args[0] if args else None
+    is_strided = isinstance(first, torch.Tensor) and not first.is_contiguous()
+    return name, (), _dtype_of(args), 0, num_bytes, "strided" if is_strided else ""
+
+
+def _describe_product(func: Any, name: str, args: Any, result: Any) -> Facts:
+    left, right = args[_MATMULS[func._schema.name] :][:2]
+    rows = left.numel() // left.shape[-1]
+    shape = (rows, left.shape[-1], right.shape[-1])
+    num_bytes = _bytes_of(result) + _bytes_of((left, right))
+    access = _layout(left) + _layout(right)
+    return name, shape, str(left.dtype)[6:], 2 * shape[0] * shape[1] * shape[2], num_bytes, access
+
+
+def _describe_attention(func: Any, name: str, args: Any, num_bytes: int) -> Facts:
+    position, causal, factor = _ATTENTIONS[func._schema.name]
+    query, key, value = args[position : position + 3]
+    batch, heads, length, size = query.shape
+    flops = factor * 2 * batch * heads * length * key.shape[2] * (size + value.shape[-1])
+    if len(args) > causal and args[causal]:
+        flops /= 2
+    return name, (length, key.shape[2], size), str(query.dtype)[6:], round(flops), num_bytes, ""
+
+
+def _layout(matrix: torch.Tensor) -> str:
+    """Return ``"t"`` where a matrix lies transposed in memory, else ``"n"``."""
+    return "t" if matrix.stride(-1) != 1 and matrix.stride(-2) == 1 else "n"
+
+
+def _dtype_of(args: Any) -> str:
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype)[6:]
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
+            return str(value[0].dtype)[6:]
+    return ""
 
 
 def split_work(func: Any, args: Any, result: Any, owner: Callable[[Any], int | None], phase: int) -> list[Work]:
@@ -104,7 +141,8 @@ def split_work(func: Any, args: Any, result: Any, owner: Callable[[Any], int | N
     if not moved:  # Made from nothing on the device, such as a step count of 0.
         return []
     _add_bytes((result,), owner, moved)
-    return [Work(name, (), "", 0, num_bytes, layer, phase) for layer, num_bytes in moved.items()]
+    dtype = _dtype_of(args)
+    return [Work(name, (), dtype, 0, num_bytes, layer, phase) for layer, num_bytes in moved.items()]
 
 
 def _add_bytes(values: Any, owner: Callable[[Any], int | None], moved: dict[int, int]) -> None:

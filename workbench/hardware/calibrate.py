@@ -6,13 +6,14 @@ repetitions, so that another process on the machine disturbs little. The whole t
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..events import Cancel, Progress, ProgressCallback
 from ..units import GIB
+from . import probes
 from .device import Device
 from .store import Profile, save_profile
 
@@ -24,26 +25,34 @@ if TYPE_CHECKING:
 GEMM_SHAPES = {"large": (1024, 2048, 2048), "medium": (512, 576, 1536), "narrow": (1024, 1024, 16)}
 # Longest single call of a probe, where a shorter one can stand in for it.
 MAX_PROBE_S = 0.5
-# A bandwidth probe has to be far larger than the last-level cache (tens of MiB).
-CPU_PROBE_BYTES = 2**27
+# A bandwidth probe has to be far larger than the last-level cache.
 GPU_PROBE_BYTES = GIB
 SECONDS_PER_PROBE = 0.25
+# A CPU has hundreds of points (shapes, sizes, operators).
+SECONDS_PER_POINT = 0.004
+LAYOUTS = ("nn", "nt", "tn")
+QUICK_SIDE = 128
+QUICK_S = 0.01
 
 
-def calibrate_device(progress: ProgressCallback | None = None, cancel: Cancel | None = None) -> Device:
+def calibrate_device(
+    progress: ProgressCallback | None = None, cancel: Cancel | None = None, *, kind: str = "auto"
+) -> Device:
     """Measure this machine's device, store the profile for this torch version, and return the device with it.
+
+    Args:
+        progress: Told about each probe, stage ``"calibrate"``.
+        cancel: Looked at between probes.
+        kind: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
         Cancelled: The user cancelled; nothing was stored.
     """
-    import torch
-
     from .local import apply_profile, read_device
 
-    device = read_device("auto")
+    device = read_device(kind)
     on_gpu = device.kind != "cpu"
-    profile = _measure(device.name, "cuda" if on_gpu else "cpu", progress, cancel)
-    profile = dataclasses.replace(profile, num_threads=0 if on_gpu else torch.get_num_threads())
+    profile = (_measure_gpu if on_gpu else _measure_cpu)(device.name, progress, cancel)
     save_profile(profile)
     return apply_profile(device, profile)
 
@@ -52,45 +61,103 @@ def measure_quickly(device_name: str, num_threads: int) -> Profile:
     """Return a profile of this CPU from less than a second of measuring; it serves until someone calibrates."""
     import torch
 
-    flops = _gemm_rate("cpu", torch.float32, GEMM_SHAPES["medium"], seconds=0.08)
-    bandwidth = _bandwidth("cpu", seconds=0.08, num_bytes=2**26)
+    clock = probes.process_clock(num_threads)
+    rates: dict[str, probes.Points] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for layout in LAYOUTS:
+            key = f"matmul.{str(dtype)[6:]}.{layout}"
+            rates[key] = probes.product_points(dtype, layout, clock, QUICK_S, (QUICK_SIDE,))
+    bandwidth = probes.operator_points("add", clock, QUICK_S)[-1][1]
     return Profile(
         device_name=device_name,
         torch_version=torch.__version__,
         num_threads=num_threads,
         bandwidth_bytes_per_s=bandwidth,
-        flops_per_s=_spread(flops),
+        flops_per_s=_cpu_flops(rates),
         launch_s=_launch("cpu", seconds=0.05),
+        rates=rates,
         is_quick=True,
     )
 
 
-def _spread(float32_flops: float) -> dict[str, float]:
-    """Return rates for all dtypes from the float32 one alone; a CPU without 16-bit units is no faster in 16 bits."""
-    return dict.fromkeys(("float32", "tf32", "float16", "bfloat16", "int8"), float32_flops)
-
-
-def _measure(name: str, kind: str, progress: ProgressCallback | None, cancel: Cancel | None) -> Profile:
+def _measure_cpu(name: str, progress: ProgressCallback | None, cancel: Cancel | None) -> Profile:
+    """Measure a CPU: see ``probes.py``."""
     import torch
 
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if kind == "cuda":
-        dtypes["float16"] = torch.float16
+    from .overhead import overhead_s
+
+    num_threads = torch.get_num_threads()
+    clock, seconds = probes.process_clock(num_threads), SECONDS_PER_POINT
+    work: dict[str, Callable[[], probes.Points]] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for layout in LAYOUTS:
+            points = functools.partial(probes.product_points, dtype, layout, clock, seconds)
+            work[f"matmul.{str(dtype)[6:]}.{layout}"] = points
+        for direction in ("forward", "backward"):
+            points = functools.partial(probes.attention_points, direction == "backward", dtype, clock, seconds)
+            work[f"attention.{direction}.{str(dtype)[6:]}"] = points
+    work["gemm_4bit.float32"] = functools.partial(probes.packed_points, clock, seconds)
+    work["dequantize_4bit"] = functools.partial(probes.dequantize_points, clock, seconds)
+    work["optimizer_update_8bit_blockwise"] = functools.partial(probes.eight_bit_points, clock, seconds)
+    for operator in probes.OPERATORS:
+        work[operator] = functools.partial(probes.operator_points, operator, clock, seconds)
+    rates: dict[str, probes.Points] = {}
+    probes.settle_heap()
+    for index, (key, measure) in enumerate(work.items()):
+        _tell(progress, cancel, index, len(work) + 1, key)
+        rates[key] = measure()
+    _tell(progress, cancel, len(work), len(work) + 1, "overhead")
+    overheads = overhead_s(clock, SECONDS_PER_PROBE)
+    return Profile(
+        device_name=name,
+        torch_version=torch.__version__,
+        num_threads=num_threads,
+        # Large enough to leave the cache, small enough not to be mapped anew each time.
+        bandwidth_bytes_per_s=rates["add"][len(probes.OPERAND_BYTES) - 1][1],
+        flops_per_s=_cpu_flops(rates),
+        launch_s=overheads["forward"],
+        rates={key: points for key, points in rates.items() if points},
+        overhead_s=overheads,
+    )
+
+
+def _cpu_flops(rates: Mapping[str, probes.Points]) -> dict[str, float]:
+    """Return one rate for each dtype: that of the largest products measured, as a linear layer's step mixes layouts.
+
+    float16 is taken as bfloat16: a CPU without 16-bit units computes neither itself.
+    """
+    mixed = {
+        dtype: len(LAYOUTS) / sum(1 / rates[f"matmul.{dtype}.{layout}"][-1][-1] for layout in LAYOUTS)
+        for dtype in ("float32", "bfloat16")
+    }
+    plain = mixed["float32"]
+    return {**mixed, "tf32": plain, "int8": plain, "float16": mixed["bfloat16"]}
+
+
+def _tell(progress: ProgressCallback | None, cancel: Cancel | None, done: int, total: int, key: str) -> None:
+    if cancel is not None:
+        cancel.check()
+    if progress is not None:
+        progress(Progress("calibrate", done, total, f"Measuring {key}"))
+
+
+def _measure_gpu(name: str, progress: ProgressCallback | None, cancel: Cancel | None) -> Profile:
+    import torch
+
+    kind = "cuda"
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     measured: dict[str, float] = {}
-    probes: list[tuple[str, Callable[[], float]]] = [
+    planned: list[tuple[str, Callable[[], float]]] = [
         ("bandwidth", lambda: _bandwidth(kind)),
         ("launch", lambda: _launch(kind)),
     ]
     for dtype_name, dtype in dtypes.items():
         for size in ("medium", "narrow", "large"):
-            probes.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_probe, kind, dtype, size, measured)))
-    probes.append(("attention", lambda: _attention_rate(kind, torch.float32 if kind == "cpu" else torch.float16)))
-    probes.append(("dequantize.4", lambda: _dequantize_rate(kind)))
-    for index, (key, probe) in enumerate(probes):
-        if cancel is not None:
-            cancel.check()
-        if progress is not None:
-            progress(Progress("calibrate", index, len(probes), f"Measuring {key}"))
+            planned.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_probe, kind, dtype, size, measured)))
+    planned.append(("attention", lambda: _attention_rate(kind, torch.float16)))
+    planned.append(("dequantize.4", lambda: _dequantize_rate(kind)))
+    for index, (key, probe) in enumerate(planned):
+        _tell(progress, cancel, index, len(planned), key)
         measured[key] = probe()
     return _profile_of(name, torch.__version__, measured, list(dtypes))
 
@@ -102,14 +169,11 @@ def _profile_of(name: str, torch_version: str, measured: dict[str, float], dtype
         for dtype in dtype_names
         for size in GEMM_SHAPES
     }
-    reference = best.get("float16", best["float32"])
-    efficiency["attention"] = measured["attention"] / reference
+    efficiency["attention"] = measured["attention"] / best["float16"]
     efficiency["elementwise"] = 1.0
     if measured["dequantize.4"] > 0:
         efficiency["dequantize.4"] = measured["dequantize.4"] / measured["bandwidth"]
-    flops = {**_spread(best["float32"]), **best}
-    if "float16" not in best:  # A CPU emulates float16 the way it does bfloat16.
-        flops["float16"] = best["bfloat16"]
+    flops = {"tf32": best["float32"], "int8": best["float16"], **best}
     return Profile(
         device_name=name,
         torch_version=torch_version,
@@ -170,13 +234,11 @@ def _gemm_rate(kind: str, dtype: torch.dtype, shape: tuple[int, int, int], secon
     return 2 * rows * inner * columns / best_time(lambda: left @ right, kind, seconds)
 
 
-def _bandwidth(kind: str, seconds: float | None = None, num_bytes: int | None = None) -> float:
+def _bandwidth(kind: str) -> float:
     import torch
 
-    size = num_bytes or (CPU_PROBE_BYTES if kind == "cpu" else GPU_PROBE_BYTES)
-    source = torch.ones(size // 4, device=kind)
-    # A fresh output each time, as a training step has it: on a CPU its pages are faulted in, which costs extra.
-    return 2 * size / best_time(lambda: source * 2.0, kind, seconds)
+    source = torch.ones(GPU_PROBE_BYTES // 4, device=kind)
+    return 2 * GPU_PROBE_BYTES / best_time(lambda: source * 2.0, kind)
 
 
 def _launch(kind: str, seconds: float | None = None) -> float:

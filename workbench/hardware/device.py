@@ -6,6 +6,7 @@ import difflib
 import functools
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ..errors import DeviceError
 from ..recipe import Recipe, TargetFacts
 from ..units import MIB, format_bytes, parse_bytes
+from .curves import Points
 
 TERA = 1e12
 # Cards whose power limit does not let them hold their peak clock: share of the table's peaks that products can use. The
@@ -41,6 +43,8 @@ class Device:
         is_emulated: True when it is not the device of this machine.
         efficiency: Measured fractions of the peaks by operator class, from ``calibrate``; empty when not measured.
         launch_s: Time one operator costs on the host, measured or assumed.
+        rates: Measured rates of a CPU by kind of work, each over shapes or sizes, see ``probes.py``.
+        overhead_s: Measured time of reaching one operator on a CPU, by phase: forward, backward, optimizer.
     """
 
     name: str
@@ -57,6 +61,8 @@ class Device:
     is_emulated: bool = True
     efficiency: dict[str, float] = field(default_factory=dict)
     launch_s: float = 6e-6
+    rates: Mapping[str, Points] = field(default_factory=dict)
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def has_caching_allocator(self) -> bool:

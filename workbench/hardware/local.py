@@ -57,6 +57,8 @@ def apply_profile(device: Device, profile: Profile) -> Device:
         flops_per_s={**device.flops_per_s, **profile.flops_per_s},
         efficiency=dict(profile.efficiency),
         launch_s=profile.launch_s,
+        rates=dict(profile.rates),
+        overhead_s=dict(profile.overhead_s),
     )
 
 

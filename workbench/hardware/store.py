@@ -6,11 +6,14 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-PROFILE_VERSION = 1
+from .curves import Points
+
+PROFILE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Profile:
         flops_per_s: Best matrix product by dtype name.
         launch_s: Host time of one small operator, autograd included.
         efficiency: Fractions of the rates above by operator class, see ``calibrate.py``.
+        rates: Rates by kind of work over shapes or sizes, see ``probes.py``; empty on a GPU.
+        overhead_s: Time of reaching one operator, by phase; empty on a GPU.
         is_quick: True for the one-second measurement that stands in until someone calibrates.
     """
 
@@ -35,6 +40,8 @@ class Profile:
     flops_per_s: dict[str, float]
     launch_s: float
     efficiency: dict[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Points] = field(default_factory=dict)
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
     is_quick: bool = False
 
 
