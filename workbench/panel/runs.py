@@ -119,16 +119,12 @@ def describe_leak(session: Any) -> tuple[str, str]:
     return verdict.verdict, verdict.text
 
 
-def list_findings(session: Any) -> list[tuple[str, list[str]]]:
-    """Return ``(summary, what to do)`` of what the doctors found, leaks excepted: they have their own line."""
+def list_findings(session: Any) -> list[dict[str, Any]]:
+    """Return what the doctors found as plain values, leaks excepted: they have their own line."""
     found = [finding.to_dict() for finding in getattr(session, "findings", ())]
     if isinstance(session, EndedRun):
         found = [data for _, data in _read_lines(session.run_dir / "findings.jsonl")]
-    return [
-        (str(one.get("summary", "")), [str(fix.get("text", "")) for fix in one.get("fixes", ())])
-        for one in found
-        if one.get("kind") != "leak" and one.get("is_fault", True)
-    ]
+    return [one for one in found if one.get("kind") != "leak" and one.get("is_fault", True)]
 
 
 def read_failure(session: Any) -> tuple[str, str] | None:
@@ -179,7 +175,7 @@ def open_run(run_dir: str | Path) -> Any:
         return live
     recipe = read_recipe_of(run_dir)
     summary = summarise_run(run_dir)
-    planned = recipe.training.max_steps
+    planned = sum(recipe.phases.steps) or recipe.training.max_steps
     return EndedRun(
         run_dir=Path(run_dir),
         recipe=recipe,

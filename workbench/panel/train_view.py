@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
@@ -10,10 +10,12 @@ import ipywidgets as widgets
 
 from ..estimate.estimate import Estimate
 from ..events import LIVE_STATES, Progress
+from ..report.findings_html import render_finding
 from ..report.html import render_failure
-from ..report.run_html import render_findings, render_result, render_run_facts, render_run_head
+from ..report.run_html import render_result, render_run_facts, render_run_head
 from .fields import classed, set_hidden
 from .pieces import ErrorBox, button, card, render_progress
+from .remedy_view import RemedyView
 from .runs import EndedRun, describe_leak, list_findings, read_facts, read_failure
 from .stream import Flusher, choose_plot
 
@@ -24,7 +26,17 @@ LEAK_NOTES = {"leak": "bad", "warm_up": "good", "clean": "good", "too_early": ""
 class TrainView:
     """The training card. ``session`` is the run it shows, or None."""
 
-    def __init__(self, start: Callable[[], Any], plots: str) -> None:
+    def __init__(
+        self, start: Callable[[], Any], plots: str, continue_with: Callable[[Mapping[str, Any]], Any], before: Any
+    ) -> None:
+        """Make the card.
+
+        Args:
+            start: Starts a run with the settings as they stand.
+            plots: As for ``Workbench``.
+            continue_with: Goes on with the ended run and these changes.
+            before: Box with what can be tried before a run.
+        """
         self.session: Any = None
         self.ended_listeners: list[Callable[[Any], None]] = []
         self._plot = choose_plot(plots)
@@ -48,6 +60,7 @@ class TrainView:
         self._leak = classed(widgets.HTML(), "wb-leak")
         self._findings = classed(widgets.HTML(), "wb-findings")
         self._result = classed(widgets.HTML(), "wb-result")
+        self.remedies = RemedyView(continue_with)
         self.error = ErrorBox()
         # In a box of its own: third-party widgets do not follow changes of their classes.
         self._plot_box = classed(widgets.VBox((getattr(self._plot, "widget", self._plot),)), "wb-plots")
@@ -56,6 +69,7 @@ class TrainView:
             "Train",
             "Runs in this kernel; cells and buttons keep working, and the page may be closed.",
             (
+                before,
                 classed(widgets.HBox(buttons), "wb-bar-row"),
                 self.error.box,
                 self._head,
@@ -63,6 +77,7 @@ class TrainView:
                 self._facts,
                 self._result,
                 self._findings,
+                self.remedies.box,
                 self._leak,
                 self._plot_box,
             ),
@@ -85,6 +100,7 @@ class TrainView:
         self._levels = {}
         self._plot.set_level("memory", "predicted peak", None)
         self.error.clear()
+        self.remedies.clear()
         self._result.value = self._findings.value = self._leak.value = ""
         self._plot.attach(getattr(session, "history", None), str(session.run_dir))
         set_hidden(self._plot_box, False)
@@ -186,12 +202,15 @@ class TrainView:
         if text:
             kind = f" wb-note-{LEAK_NOTES[word]}" if LEAK_NOTES.get(word) else ""
             _set(self._leak, f'<div class="wb-note{kind}">{escape(text)}</div>')
-        _set(self._findings, render_findings(list_findings(session)))
+        _set(self._findings, "".join(render_finding(finding) for finding in list_findings(session)))
 
     def _show_end(self, session: Any) -> None:
         failure = read_failure(session)
         if failure is not None:
             self.error.show_html(render_failure(*failure, "The run failed"))
+        if getattr(session, "can_continue", False):
+            plain = "" if session.remedies() else "Continue"
+            self.remedies.show(session.remedies(), "Apply and continue", plain)
         facts = read_facts(session)
         self._result.value = render_result(facts.state, facts.position, facts.loss, session.run_dir, session.result_dir)
         for listener in self.ended_listeners:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..report.charts import render_memory_bar
 from ..report.html import render_failure
 from ..report.text import describe_estimate
 from .background import Background, Outcome
+from .before_view import BeforeView
 from .comms import answer_beside_cells, pump_while_waiting
 from .estimate_view import EstimateView
 from .fields import build_fields, classed
@@ -80,7 +82,8 @@ class Workbench:
         self._estimate_view = EstimateView(
             self._model, self._estimates, self._fields, use_plotly=use_plotly, find_shape=self._preview.shape_for
         )
-        self._train = TrainView(self._start_clicked, plots)
+        self._before = BeforeView(self._model)
+        self._train = TrainView(self._start_clicked, plots, self._continue_clicked, self._before.box)
         self._connect()
         self.widget = self._arrange()
         answer_beside_cells(self.widget)
@@ -141,6 +144,9 @@ class Workbench:
             RunError: A run is live in this kernel already.
         """
         require_no_live_session()
+        if self._before.is_busy:
+            raise RunError("The check or the dry step is still at work; it would draw from the run's random numbers. "
+                           "Wait for it, or cancel it.")  # fmt: skip
         problems = self._model.problems()
         if problems:
             raise RecipeError(problems)
@@ -150,6 +156,41 @@ class Workbench:
         session = start_session(self._model.recipe, **self._place())
         self._train.attach(session)
         return session
+
+    def continue_with(self, changes: Mapping[str, Any] | None = None) -> Any:
+        """Go on with the run that failed or was stopped, in this kernel, and return the Session that goes on.
+
+        The panel's settings change with it; nothing that was learned is lost, see ``WatchedSession.continue_with``.
+
+        Args:
+            changes: ``{field: value}``; None applies the first remedy that the doctors offer.
+
+        Raises:
+            RecipeError: The changes are refused, or would change the samples of an optimizer step.
+            RunError: There is no run to go on with, or another one is live.
+        """
+        require_no_live_session()
+        ended = self._require_session()
+        if not hasattr(ended, "continue_with"):
+            raise RunError("This run ended in another kernel. Continue it with start_session(recipe, resume_from=...).")
+        self._estimates.drop("effects")
+        session = ended.continue_with(changes)
+        self._model.set_fields({path: new for path, (_, new) in self._model.recipe.diff(session.recipe).items()})
+        self._train.attach(session)
+        return session
+
+    def check(self) -> list[Any]:
+        """Return what the pre-flight audit finds in the settings as they stand."""
+        from ..pipeline import check
+
+        require_no_live_session()
+        return check(self._model.recipe)
+
+    def try_worst_batch(self) -> Any:
+        """Do two steps with the longest batch, an evaluation and a save, and return what they took."""
+        from ..pipeline import try_worst_batch
+
+        return try_worst_batch(self._model.recipe)
 
     def pause(self) -> None:
         """Pause the run at the next micro-step."""
@@ -206,6 +247,7 @@ class Workbench:
         """Take the panel away; a live run goes on."""
         self._estimates.close()
         self._data.close()
+        self._before.close()
         self._train.close()
         self.widget.close()
 
@@ -304,6 +346,13 @@ class Workbench:
             self.start()
         except Exception as error:
             self._train.error.show(error, "The run was not started")
+
+    def _continue_clicked(self, changes: Mapping[str, Any]) -> None:
+        self._train.error.clear()
+        try:
+            self.continue_with(changes)
+        except Exception as error:
+            self._train.error.show(error, "The run was not continued")
 
     def _ended(self, session: Any) -> None:
         from IPython.display import HTML

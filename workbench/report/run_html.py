@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Protocol
@@ -70,12 +70,4 @@ def render_result(state: str, position: str, loss: float | None, run_dir: Path, 
     return (
         f'<div class="wb-note wb-note-{kind}"><b>{escape(label[:1].upper() + label[1:])}</b> at {escape(position)}'
         f"{escape(tail)}. {what}Open it again with <code>Workbench.open({escape(repr(str(run_dir)))})</code>.</div>"
-    )
-
-
-def render_findings(findings: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return what the doctors found, each with what to do about it."""
-    return "".join(
-        f'<div class="wb-note wb-note-warn" role="alert"><b>{escape(summary)}</b> {escape(" ".join(fixes[:2]))}</div>'
-        for summary, fixes in findings
     )
