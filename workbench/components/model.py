@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import threading
@@ -120,7 +121,8 @@ def _prepare_config(config: Any, num_hidden_layers: int | None) -> Any:
         for name, value in list(vars(text).items()):
             if isinstance(value, (list, tuple)) and len(value) == whole and name != "architectures":
                 setattr(text, name, type(value)(value[:num_hidden_layers]))
-        text.num_hidden_layers = num_hidden_layers
+        with contextlib.suppress(NotImplementedError):  # ProphetNet: it has two depths, and is traced whole
+            text.num_hidden_layers = num_hidden_layers
     return config
 
 

@@ -138,5 +138,6 @@ def with_classes(
         config.pad_token_id = pad_token_id
     elif getattr(config, "pad_token_id", None) is None:
         eos = getattr(config, "eos_token_id", None)
-        config.pad_token_id = eos if isinstance(eos, int) else 0
+        rows = getattr(config.get_text_config(), "vocab_size", None) or 0
+        config.pad_token_id = eos if isinstance(eos, int) and 0 <= eos < rows else 0
     return dataclasses.replace(source, config=config)

@@ -15,9 +15,10 @@ from torch import Tensor
 _FIND_TRUE = torch.ops.aten.nonzero.default
 _INDEX = torch.ops.aten.index.Tensor
 _GROUPED = torch.ops.aten._grouped_mm.default
+_UNIQUE = torch.ops.aten.unique_consecutive.default
 _REPEAT = torch.ops.aten.repeat_interleave.Tensor
 # The operators that ``result_of`` knows.
-OPERATORS = frozenset({_FIND_TRUE, _INDEX, _GROUPED, _REPEAT})
+OPERATORS = frozenset({_FIND_TRUE, _INDEX, _GROUPED, _REPEAT, _UNIQUE})
 
 
 class ExpectedSizes(list[int]):
@@ -43,6 +44,10 @@ def result_of(func: Any, args: Any, kwargs: Any, num_true: int | None) -> Any:
         return _index(args[0], args[1])
     if func is _GROUPED and args[0].is_meta and args[0].dtype != torch.bfloat16:
         return _grouped_product(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))
+    if func is _UNIQUE and args[0].is_meta:
+        # Asked by models that demand the same number of end tokens in every row: one value.
+        none = torch.empty((0,), dtype=torch.int64, device="meta")
+        return torch.empty((1,), dtype=args[0].dtype, device="meta"), none, torch.empty_like(none)
     if func is _REPEAT and args[0].is_meta:
         size = kwargs.get("output_size")
         return torch.empty((args[0].shape[0] if size is None else size,), dtype=torch.int64, device="meta")

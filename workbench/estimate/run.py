@@ -358,11 +358,12 @@ def _period(recipe: Recipe, source: ModelSource, device: Device, count: int, can
     """Return the period of the model's layers, 0 where it has to be traced whole."""
     if has_layer_settings(recipe) or count <= TRACED_LAYERS:
         return 0
-    key = json.dumps(source.config.to_dict(), sort_keys=True, default=str)
+    key = f"{recipe.model.task} {json.dumps(source.config.to_dict(), sort_keys=True, default=str)}"
     if key not in _PERIODS:
         plain = Recipe().with_changes(
             {
                 "model.name_or_path": recipe.model.name_or_path,
+                "model.task": recipe.model.task,
                 "model.config": recipe.model.config,
                 "model.trust_remote_code": recipe.model.trust_remote_code,
                 "adapter.method": "none",
