@@ -32,6 +32,7 @@ from .quantized import add_quant_states
 from .recorder import HOST_COPY
 from .script import OUR_TRAINER, Script
 from .shape import full_shape
+from .store import StoredTrace, load_trace, save_trace, trace_path
 from .structure import layer_lists, layer_period
 from .time import estimate_time
 from .trace import TraceShape, exclusive, trace_run
@@ -265,6 +266,12 @@ def traced_run(
         if found is not None:
             _LIVES.move_to_end(key)
             return found, True
+    path = trace_path(recipe, key) if script is OUR_TRAINER else None
+    stored = None if path is None else load_trace(path)
+    if stored is not None:
+        traced = _unpacked(stored)
+        _keep(key, traced)
+        return traced, True
     if progress is not None:
         progress(Progress("trace", 0, 1, f"Tracing {recipe.model.name_or_path}"))
     with exclusive(cancel), collection_paused():
@@ -278,13 +285,30 @@ def traced_run(
                 f"{recipe.model.name_or_path} cannot be traced ({type(error).__name__}: {first_line}). "
                 "Try model.attn_implementation=eager, or another model."
             ) from error
+    _keep(key, traced)
+    if path is not None:
+        save_trace(path, _packed(traced))
+    if progress is not None:
+        progress(Progress("trace", 1, 1, f"Traced {recipe.model.name_or_path}"))
+    return traced, False
+
+
+def _keep(key: str, traced: TracedRun) -> None:
     with _CACHE:
         _LIVES[key] = traced
         while len(_LIVES) > MAX_LIVES:
             _LIVES.popitem(last=False)
-    if progress is not None:
-        progress(Progress("trace", 1, 1, f"Traced {recipe.model.name_or_path}"))
-    return traced, False
+
+
+def _packed(traced: TracedRun) -> StoredTrace:
+    counts = (traced.num_parameters, traced.num_trainable, traced.trainable_elements)
+    return StoredTrace(traced.life.tape, counts, traced.num_layers, traced.period)
+
+
+def _unpacked(stored: StoredTrace) -> TracedRun:
+    tape, num_layers, period = stored.tape, stored.num_layers, stored.period
+    life = unroll(tape, num_layers, period) if period else whole(tape)
+    return TracedRun(life, *stored.counts, num_layers, period)
 
 
 def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, cancel: Cancel | None) -> TracedRun:
