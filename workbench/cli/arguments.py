@@ -37,15 +37,21 @@ def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def read_recipe(options: argparse.Namespace) -> Recipe:
+def read_recipe(options: argparse.Namespace, base: Recipe | None = None) -> Recipe:
     """Return the Recipe of the YAML file or preset, with the flags' changes.
+
+    Args:
+        options: What was parsed.
+        base: Takes the place of file and preset: the Recipe of a run that goes on.
 
     Raises:
         RecipeError: All that is wrong, at once.
     """
     if options.recipe and options.preset:
         raise RecipeError([Problem("recipe", "give a YAML file or --preset, not both.")])
-    recipe = Recipe.from_yaml(_as_path(options.recipe)) if options.recipe else preset(options.preset or "lora")
+    recipe = base
+    if recipe is None:
+        recipe = Recipe.from_yaml(_as_path(options.recipe)) if options.recipe else preset(options.preset or "lora")
     changes: dict[str, Any] = {}
     problems: list[Problem] = []
     for text in options.set:

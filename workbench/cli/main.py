@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import Cancelled, RecipeError, WorkbenchError
-from . import compare, estimate, export, lab, launch, models, plan, runs, train
+from . import check, compare, estimate, export, lab, launch, models, plan, runs, train
 
-VERBS = (lab, estimate, plan, compare, train, launch, export, runs, models)
+VERBS = (lab, estimate, plan, compare, check, train, launch, export, runs, models)
 
 
 def build_parser() -> argparse.ArgumentParser:

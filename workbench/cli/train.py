@@ -25,7 +25,11 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser("train", help="train, or resume a run", description=__doc__)
     add_recipe_arguments(parser)
     parser.add_argument("--out", metavar="DIR", help="run folder; default: a new folder below ./runs")
-    parser.add_argument("--resume", metavar="DIR", help="continue the run of this folder from its last checkpoint")
+    parser.add_argument(
+        "--resume",
+        metavar="DIR",
+        help="continue the run of this folder from its last checkpoint; flags and --set change its settings",
+    )
     parser.add_argument(
         "--continue",
         dest="goes_on",
@@ -87,8 +91,13 @@ def run(options: argparse.Namespace) -> int:
     if options.goes_on and options.out and not options.resume:
         options.resume = options.out if list_checkpoints(options.out) else None
         begins_again = options.resume is None and (Path(options.out) / METRICS).exists()
-    recipe = read_recipe_of(Path(options.resume)) if options.resume else read_recipe(options)
+    base = read_recipe_of(Path(options.resume)) if options.resume else None
+    recipe = read_recipe(options, base)
     from ..pipeline import start_session
+    from ..pipeline.run import require_same_samples
+
+    if base is not None:
+        require_same_samples(base, recipe)
     from ..train.ranks import read_ranks
 
     speaks = read_ranks().is_main  # Of several processes one prints.

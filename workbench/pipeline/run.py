@@ -119,7 +119,7 @@ class WatchedSession(Session):
         if changes is None:
             changes = next((fix.changes for fix in self.remedies()), {})
         recipe = self.recipe.with_changes(changes)
-        _require_same_samples(self.recipe, recipe)
+        require_same_samples(self.recipe, recipe)
         has_checkpoint = bool(list_checkpoints(self.run_dir))
         session = WatchedSession(
             recipe,
@@ -196,7 +196,7 @@ def _device_of(recipe: Recipe, device: Device) -> Device:
     return target_device(recipe) if recipe.hardware.emulate and not device.has_caching_allocator else device
 
 
-def _require_same_samples(before: Recipe, after: Recipe) -> None:
+def require_same_samples(before: Recipe, after: Recipe) -> None:
     """Refuse what would move the border between optimizer steps: the position in the data would mean nothing.
 
     Raises:
