@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from workbench.estimate.fake import MetaRecorder
+from workbench.estimate.quantized import Card
 from workbench.estimate.tape import Tape
 from workbench.estimate.target import TargetMode
 from workbench.hardware import find_device
@@ -20,7 +21,7 @@ def trace_softmax(dtype: torch.dtype) -> Tape:
     """Return the tape of a float32 softmax over scores of ``dtype`` and of its backward."""
     device = find_device("Tesla T4")
     mode = TargetMode(device)
-    recorder = MetaRecorder(nn.Module(), answer=True, capability=device.compute_capability)
+    recorder = MetaRecorder(nn.Module(), answer=True, card=Card(device.compute_capability))
     mode.on_backward = functools.partial(recorder.begin_phase, "backward")
     scores = torch.empty(64, 64, dtype=dtype, device="meta", requires_grad=True)
     with mode, recorder:
