@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .optimizers import without_modes
+
 # Where a config says no size: what most vision towers were trained on (CLIP, SigLIP, ViT).
 DEFAULT_IMAGE_SIZE = 224
 DEFAULT_PATCH_SIZE = 14
@@ -37,7 +39,9 @@ def image_inputs(model: Any, size: tuple[int, int]) -> dict[str, Tensor]:
         depth = _number(vision, ("temporal_patch_size",), 1)
         patches = (size[0] * rows * columns, channels * depth * patch * patch)
         batch["pixel_values"] = _floats(patches)
-        batch["image_grid_thw"] = torch.tensor([[1, rows, columns]] * size[0])
+        batch["image_grid_thw"] = _numbers([[1, rows, columns]] * size[0])
+        # Height, width and time of each token: the model reads them off the token ids, which a trace does not have.
+        batch["position_ids"] = torch.empty((3, *size), dtype=torch.int64, device="meta")
     elif "pixel_attention_mask" in taken:
         batch["pixel_values"] = _floats((size[0], 1, channels, height, width))
     else:
@@ -45,7 +49,7 @@ def image_inputs(model: Any, size: tuple[int, int]) -> dict[str, Tensor]:
         batch["pixel_values"] = _floats((size[0], *tiles, channels, height, width))
         # Where image sizes are optional they mean a tower that takes images of any size (Pixtral), or tiles.
         if "image_sizes" in taken and (tiles or getattr(vision, "model_type", "") == "pixtral"):
-            batch["image_sizes"] = torch.tensor([[height, width]] * size[0])
+            batch["image_sizes"] = _numbers([[height, width]] * size[0])
     for name in ("token_type_ids", "mm_token_type_ids"):
         if name in taken:
             batch[name] = torch.empty(size, dtype=torch.int64, device="meta")
@@ -92,6 +96,12 @@ def _number(config: Any, names: tuple[str, ...], default: int) -> int:
         if isinstance(found, int) and found > 0:
             return found
     return default
+
+
+def _numbers(rows: list[list[int]]) -> Tensor:
+    """Return real numbers on the CPU: the model's Python reads them."""
+    with without_modes():
+        return torch.tensor(rows)
 
 
 def _floats(shape: tuple[int, ...]) -> Tensor:

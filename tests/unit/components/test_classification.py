@@ -114,7 +114,7 @@ def test_micro_batches_add_up_to_the_mean_over_rows(tiny_tokenizer: Any, labelle
 
 def test_a_model_without_a_head_for_the_task_is_refused_with_one_that_it_has() -> None:
     recipe = Recipe().with_changes({"model.task": "image-text-to-text", "model.config": CONFIG})
-    with pytest.raises(ModelError, match="model.task=causal-lm"):
+    with pytest.raises(ModelError, match=r"model\.task=causal-lm"):
         find_source(recipe, for_training=False)
 
 
