@@ -86,7 +86,7 @@ def other_values(info: FieldInfo, recipe: Recipe) -> list[Any]:
         return [not value]
     if info.type_name == "choice":
         return [choice for choice in info.choices if choice != value]
-    if info.type_name == "int":
+    if info.type_name == "int" and value is not None:  # None: the field is off, and nothing says how far on
         low, high = info.minimum, info.maximum
         near = [value // 2, value * 2]
         return [item for item in near if (low is None or item >= low) and (high is None or item <= high)]
