@@ -73,7 +73,8 @@ def _schedule(recipe: Recipe, num_layers: int | None, period: int = 1) -> Schedu
     dtype = load_weight_dtype(recipe, source, DEVICE)
     model = build_model(recipe, source, DEVICE, place="meta", num_hidden_layers=num_layers)
     add_quant_states(model, recipe, dtype)
-    tape = trace_run(recipe, model, DEVICE, SHAPE, load_dtype=dtype).tape
+    repeats = None if num_layers is None else (num_layers, period)
+    tape = trace_run(recipe, model, DEVICE, SHAPE, load_dtype=dtype, repeats=repeats).tape
     life = whole(tape) if num_layers is None else unroll(tape, LAYERS, period)
     return line_up(life, recipe.training.gradient_accumulation_steps)
 

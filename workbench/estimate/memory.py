@@ -314,10 +314,9 @@ def _timeline(schedule: Schedule, replay: Replay, peak: int) -> Timeline:
     edges = np.unique(np.linspace(0, count, min(TIMELINE_POINTS, count) + 1).astype(np.int64))
     starts = edges[:-1]
     highest = np.maximum.reduceat(replay.allocated, starts)
-    chosen = np.array(
-        [begin + int(np.argmax(replay.allocated[begin:end])) for begin, end in zip(starts, edges[1:], strict=True)]
-    )
-    del highest
+    # The first instant of each stretch that is as high as the stretch gets.
+    tops = np.flatnonzero(replay.allocated == np.repeat(highest, np.diff(edges)))
+    chosen = tops[np.unique(np.searchsorted(starts, tops, side="right"), return_index=True)[1]]
     events = schedule.events
     tokens = np.where(events >= 0, events, ~events)
     signed = np.where(events >= 0, 1, -1) * schedule.sizes[tokens]
