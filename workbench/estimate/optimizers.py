@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # bitsandbytes keeps the state of larger tensors in memory that the driver moves between host and device.
 # Source: get_state_buffer, bitsandbytes/optim/optimizer.py.
 PAGED_FROM_ELEMENTS = 100_000
+# Operator that updates a parameter with 8-bit moments, by bitsandbytes' name.
+_UPDATE = "bitsandbytes.optimizer_update_8bit_blockwise"
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor | None:
@@ -97,6 +99,15 @@ def step_optimizer(
                 bnb_optimizer.init_state(group, parameter, group_index, index)
             finally:
                 bnb_optimizer.is_paged = pages
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                recorder.add_update(_UPDATE, [parameter, parameter.grad, *_state_tensors(optimizer, parameter)])
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list[Tensor]:
+    """Return the moments of a parameter, without the code tables that all share."""
+    values = optimizer.state[parameter]
+    return [values[name] for name in ("state1", "state2", "absmax1", "absmax2") if isinstance(values.get(name), Tensor)]
 
 
 def _init_paged(optimizer: Any, parameter: nn.Parameter) -> None:

@@ -277,6 +277,14 @@ class StorageRecorder(TorchDispatchMode):
     def _add_move(self, num_bytes: int) -> None:
         self.tape.work.append(Work(HOST_COPY, (), "", 0, num_bytes, self._layer, self._phase))
 
+    def add_update(self, operator: str, tensors: list[torch.Tensor]) -> None:
+        """Record an update in place that no operator of the trace shows, for the time estimate."""
+        with torch._C.DisableTorchFunction():
+            num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+            dtype = str(tensors[0].dtype)[6:]
+            layer = self._layer_of(tensors[0])
+        self.tape.work.append(Work(operator, (), dtype, 0, num_bytes, layer, self._phase))
+
     def add_transients(self, sizes: list[int], func: Any) -> None:
         """Record memory that an operator's kernel takes, piece by piece, and gives back before it returns."""
         with self.transients(sizes, func):
