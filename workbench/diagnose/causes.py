@@ -130,6 +130,7 @@ resume.data_order | Rows are seen twice after resuming | Set the sampler's epoch
 training.accumulation | Accumulation weights micro-batches by number, not by tokens | Divide the summed loss by the tokens of the whole window.
 training.effective_batch | The batch shrank and accumulation stayed | Keep batch times accumulation constant.
 training.schedule | The schedule advances faster than the optimizer | Step it once per optimizer step.
+training.double_scaler | The loss is scaled twice | Leave out the loop's own GradScaler, or set fp16=False.
 training.checkpointing_differs | Checkpointing changes the gradients | Use non-reentrant checkpointing.
 speed.padding | Most token slots are padding | Pad per batch, group by length or pack.
 speed.padding_in_dataset | The data set itself is padded to one length | Remove padding='max_length' from tokenisation.

@@ -22,7 +22,7 @@ def check(target: Any, *, progress: ProgressCallback | None = None, cancel: Canc
             ``dataset``,
             ``optimizer``, ``collator``, ``dataloader``, ``args``, ``eval_dataset``, ``max_length``, ``packing``,
             ``assistant_only_loss``, ``response_template``, ``batch``, ``saved_folder``, ``resumed_step``,
-            ``scheduler``.
+            ``scheduler``, ``loss``, ``accumulation``, ``scaler``.
         progress: Told how far fetching, loading and tokenizing a Recipe's model and data are.
         cancel: Looked at meanwhile.
 
@@ -63,12 +63,21 @@ def _subject_of_trainer(trainer: Any) -> Subject:
         max_length=getattr(trainer.args, "max_length", None),
         packing=bool(getattr(trainer.args, "packing", False)),
         scheduler=trainer.lr_scheduler,
+        loss=lambda batch, count: _loss_of_trainer(trainer, batch, count),
+        accumulation=int(getattr(trainer.args, "gradient_accumulation_steps", 1)),
     )
+
+
+def _loss_of_trainer(trainer: Any, batch: Mapping[str, Any], count: int) -> Any:
+    """Return the loss as the trainer's own step computes it."""
+    with trainer.compute_loss_context_manager():
+        return trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=count)
 
 
 def _subject_of_recipe(recipe: Recipe, progress: ProgressCallback | None, cancel: Cancel | None) -> Subject:
     """Build model, data and optimizer of a Recipe as its run would, on few rows, and audit those."""
     from ..components.data import build_collator, prepare_data
+    from ..components.loss import compute_loss
     from ..components.model import build_model
     from ..components.optimizer import build_optimizer
     from ..components.source import find_source, load_tokenizer
@@ -89,4 +98,6 @@ def _subject_of_recipe(recipe: Recipe, progress: ProgressCallback | None, cancel
         collator=build_collator(small, tokenizer),
         max_length=recipe.data.max_length,
         packing=recipe.data.packing,
+        loss=lambda batch, count: compute_loss(recipe, model, batch, count),
+        accumulation=recipe.training.gradient_accumulation_steps,
     )

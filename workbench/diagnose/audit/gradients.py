@@ -19,7 +19,8 @@ MAX_PARAMETERS = 400_000_000  # A forward and backward of more takes longer than
 LEAK_TOLERANCE = 1e-3
 
 
-def _can_run(subject: Subject) -> bool:
+def can_run(subject: Subject) -> bool:
+    """Whether the model can be run here in the time that an audit may take."""
     model = subject.model
     if model is None or getattr(model, "config", None) is None or subject.embedding is None:
         return False
@@ -32,7 +33,8 @@ def _can_run(subject: Subject) -> bool:
 
 
 @contextlib.contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put gradients, random state and mode of a model back as they were."""
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
     state, was_training = torch.get_rng_state(), model.training
     for parameter, _ in kept:
@@ -46,7 +48,8 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def _small_batch(subject: Subject) -> dict[str, Tensor]:
+def small_batch(subject: Subject) -> dict[str, Tensor]:
+    """Return two short rows of the data, or of counted ids where there are none."""
     assert subject.embedding is not None
     device, limit = subject.embedding.device, subject.embedding.shape[0]
     ids = subject.collated.get("input_ids")
@@ -62,15 +65,15 @@ def _small_batch(subject: Subject) -> dict[str, Tensor]:
 def gradient_arrives(subject: Subject) -> Finding | None:
     """Each adapter tensor must get a gradient."""
     model = subject.model
-    if model is None or not _can_run(subject) or subject.packing or subject.saved_folder is not None:
+    if model is None or not can_run(subject) or subject.packing or subject.saved_folder is not None:
         return None
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
         return None
-    with _undisturbed(model):
+    with undisturbed(model):
         model.train()
         try:
-            loss = model(**_small_batch(subject)).loss
+            loss = model(**small_batch(subject)).loss
             loss.backward()
         except RuntimeError as error:
             found = explain_failure(error, model, None, {})
@@ -96,7 +99,7 @@ def gradient_arrives(subject: Subject) -> Finding | None:
 def packed_samples_are_apart(subject: Subject) -> Finding | None:
     """Changing the first sample of a packed row must not move the logits of the second."""
     model = subject.model
-    if model is None or not subject.packing or not _can_run(subject):
+    if model is None or not subject.packing or not can_run(subject):
         return None
     # The first row alone: each row has borders of its own.
     batch = {
@@ -110,7 +113,7 @@ def packed_samples_are_apart(subject: Subject) -> Finding | None:
     ids = batch["input_ids"]
     other = ids.clone()
     other[:, : border - 1] = (other[:, : border - 1] + 1) % int(getattr(model.config, "vocab_size", 2))
-    with _undisturbed(model), torch.no_grad():
+    with undisturbed(model), torch.no_grad():
         try:
             first = model(**batch).logits[:, border:].float()
             second = model(**{**batch, "input_ids": other}).logits[:, border:].float()

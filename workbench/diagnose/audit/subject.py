@@ -38,6 +38,10 @@ class Subject:
         saved_folder: Where something was saved.
         resumed_step: Step that the run continues from.
         scheduler: The learning-rate schedule.
+        loss: Returns the loss of a batch as the loop computes it, for the supervised tokens of the whole step; given
+            to see whether accumulated micro-batches add up to the large batch.
+        accumulation: Micro-batches of one optimizer step.
+        scaler: The loop's own gradient scaler, beside what ``args`` and the trainer bring.
     """
 
     model: nn.Module | None = None
@@ -58,6 +62,9 @@ class Subject:
     saved_folder: Any = None
     resumed_step: int | None = None
     scheduler: Any = None
+    loss: Callable[[Mapping[str, Tensor], int], Tensor] | None = None
+    accumulation: int = 1
+    scaler: Any = None
     notes: list[str] = field(default_factory=list)
 
     @functools.cached_property
@@ -159,7 +166,7 @@ def register(function: Audit) -> Audit:
 
 def audit(subject: Subject) -> list[Finding]:
     """Run every audit and return the faults."""
-    from . import data, evaluation, gradients, model, run  # noqa: F401  # each registers its audits
+    from . import data, equivalence, evaluation, gradients, model, run  # noqa: F401  # each registers its audits
 
     found = [check(subject) for check in AUDITS]
     return [finding for finding in found if finding is not None]
