@@ -29,7 +29,7 @@ def example_of(info) -> tuple[str, object]:
         other = next(choice for choice in info.choices if choice != info.default)
         return str(other), other
     if info.type_name == "list":
-        values = tuple(info.choices[:1]) or (("1", "2") if "layers" in info.name else ("a", "b"))
+        values = tuple(info.choices[:1]) or (("1", "2") if info.item_type != "str" else ("a", "b"))
         return ",".join(values), tuple(int(value) if value.isdigit() else value for value in values)
     if info.type_name == "dict":
         return json.dumps({"model_type": "llama"}), {"model_type": "llama"}
@@ -51,7 +51,7 @@ def test_a_flag_set_and_yaml_mean_the_same(info) -> None:
 
 def test_each_verb_is_there_and_has_json() -> None:
     verbs = build_parser()._subparsers._group_actions[0].choices
-    assert set(verbs) >= {"lab", "estimate", "plan", "compare", "train", "runs", "models"}
+    assert set(verbs) >= {"lab", "estimate", "plan", "compare", "check", "train", "runs", "models"}
     for verb in verbs.values():
         assert "--json" in verb.format_help()
 

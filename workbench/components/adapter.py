@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import Problem, RecipeError
 from ..recipe import Recipe
+from .freezing import adapted_layers, freeze_weights
 from .task import CLASSIFICATION, head_modules, task_of
 
 # Names of modules that hold the repeated layers; a number below them is a layer's index.
@@ -32,11 +33,13 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
     """
     adapter = recipe.adapter
     if adapter.method == "none":
+        freeze_weights(recipe, model)
         return model
     require_targets(recipe, model, is_partial=is_partial)
     from peft import LoraConfig, get_peft_model
 
     layers = [index for index in adapter.layers_to_transform if not is_partial or index < _num_layers(model)]
+    layers = layers or adapted_layers(recipe, model)
     targets: str | list[str]
     targets = adapter.target_modules if isinstance(adapter.target_modules, str) else list(adapter.target_modules)
     if layers and isinstance(targets, str):

@@ -33,4 +33,5 @@ def has_layer_settings(recipe: Recipe) -> bool:
     training = recipe.training
     checkpointing = training.gradient_checkpointing and training.gradient_checkpointing_keep_first > 0
     storage = training.activation_storage != "full" and bool(training.activation_storage_layers)
-    return bool(recipe.adapter.layers_to_transform) or checkpointing or storage
+    frozen = recipe.adapter.trainable_layers is not None or any(recipe.phases.trainable_layers)
+    return bool(recipe.adapter.layers_to_transform) or checkpointing or storage or frozen

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import MissingPackageError, ModelError
 from ..recipe import Recipe
+from .freezing import phase_schedule
 
 BITSANDBYTES_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit")
 
@@ -58,6 +59,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, for_cuda: bool | None =
 
 def build_schedule(recipe: Recipe, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
     """Return the learning-rate schedule over ``num_steps`` optimizer steps."""
+    if recipe.phases.steps:
+        return phase_schedule(recipe, optimizer)
     from transformers import get_scheduler
 
     name = recipe.training.lr_scheduler_type

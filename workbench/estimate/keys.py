@@ -17,6 +17,7 @@ _IRRELEVANT = (
     "data.prompt_column", "data.completion_column", "data.text_column", "data.train_on", "data.padding",
     "data.max_length", "data.group_by_length", "data.num_proc", "data.dataloader_num_workers", "adapter.lora_alpha",
     "training.per_device_train_batch_size", "training.gradient_accumulation_steps", "training.learning_rate",
+    "phases.steps", "phases.learning_rate",
     "training.num_train_epochs", "training.max_steps", "training.lr_scheduler_type", "training.warmup_steps",
     "training.adam_beta1", "training.adam_beta2", "training.adam_epsilon", "training.tf32", "training.seed",
     "training.logging_steps", "training.save_steps", "training.save_total_limit", "training.report_to",
@@ -66,4 +67,5 @@ def _drop_idle(values: dict[str, dict[str, Any]]) -> None:
         if not quantization["load_in_8bit"]:
             values["quantization"] = {}
     if values["adapter"]["method"] == "none":
-        values["adapter"] = {"method": "none"}
+        kept = ("method", "trainable_layers", "trainable_modules")
+        values["adapter"] = {name: values["adapter"][name] for name in kept}

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..components.adapter import count_parameters
+from ..components.freezing import PhaseSwitch
 from ..components.layers import has_layer_settings
 from ..components.model import build_model, load_weight_dtype
 from ..components.source import find_source
@@ -28,6 +29,7 @@ from .garbage import collection_paused
 from .keys import cache_key
 from .memory import estimate_memory, process_base_bytes
 from .optimizers import paged_host_bytes
+from .phases import estimate_phases
 from .quantized import add_quant_states
 from .recorder import HOST_COPY
 from .script import OUR_TRAINER, Script
@@ -130,6 +132,10 @@ def estimate_run(
         >>> estimate.memory.verdict
         'fits'
     """
+    if len(recipe.phases.steps) > 1:
+        require_valid(recipe, (device or target_device(recipe)).facts(for_estimate=True))
+        options: Any = {"shape": shape, "script": script, "progress": progress, "cancel": cancel}
+        return estimate_phases(recipe, lambda phase: estimate_run(phase, device, **options))
     began = time.perf_counter()
     target = device or target_device(recipe)
     require_valid(recipe, target.facts(for_estimate=True))
@@ -366,6 +372,7 @@ def _built(
     if few and few not in layer_lists(model).values():
         # The setting that shortens it belongs to another part: the encoder of a model whose decoder is trained alone.
         few, model = None, build_model(recipe, source, device, place="meta", cancel=cancel)
+    PhaseSwitch(recipe, model).apply(0)
     load_dtype = load_weight_dtype(recipe, source, device)
     add_quant_states(model, recipe, load_dtype)
     if script.adapt is not None:

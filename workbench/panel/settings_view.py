@@ -21,6 +21,7 @@ GROUP_TITLES: dict[str, str] = {
     "adapter": "Adapter",
     "quantization": "Quantization",
     "training": "Training",
+    "phases": "Phases",
     "evaluation": "Evaluation",
     "hardware": "Hardware",
     "sharding": "Several devices",
@@ -29,7 +30,7 @@ GROUP_TITLES: dict[str, str] = {
 }
 SECTION_GROUPS: tuple[tuple[str, ...], tuple[str, ...]] = (
     ("model", "data", "hardware", "sharding"),
-    ("adapter", "quantization", "training", "evaluation", "cost", "policies"),
+    ("adapter", "quantization", "training", "phases", "evaluation", "cost", "policies"),
 )
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 MAX_FILES_SUGGESTED = 40

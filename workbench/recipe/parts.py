@@ -45,7 +45,7 @@ class ModelPart(Part):
         "causal-lm", "Task", show="main"
     )
     """What the model learns: to continue text (``causal-lm``), to name a row's class (``sequence-classification``), to
-    answer about images (``image-text-to-text``), or to turn one text into another (``seq2seq-lm``, encoder-decoders)."""
+    answer about images (``image-text-to-text``), or to turn one text into another (``seq2seq-lm``)."""
     num_labels: int | None = _shown(None, "Classes", ge=2, le=100_000)
     """Classes of a classifier; empty takes as many as the data has (an estimate without data: as the config says)."""
     config: dict[str, Any] | None = _shown(None, "Inline config", show="hidden")
@@ -127,6 +127,11 @@ class AdapterPart(Part):
     """Modules that are trained and saved whole beside the adapter, e.g. ``lm_head``."""
     layers_to_transform: tuple[int, ...] = _shown((), "Layers with LoRA", show="hidden")
     """Indices of the layers that get an adapter; empty means all."""
+    trainable_layers: int | None = _shown(None, "Train the last n layers", toggle=True, ge=1, le=1000)
+    """Only the last layers train: with LoRA they alone get an adapter, without it their weights. What lies below needs
+    no gradient and keeps nothing for backward."""
+    trainable_modules: tuple[str, ...] = _shown((), "Modules that train", show="hidden")
+    """Without an adapter: only modules of these names train, e.g. ``self_attn,lm_head``; empty means all."""
     autocast_adapter_dtype: bool = _shown(True, "Adapter in float32", show="hidden", toggle=True)
     """Keep adapter weights in float32 when the base is in 16 bits (PEFT's default)."""
 
@@ -229,6 +234,17 @@ class TrainingPart(Part):
     def effective_batch_size(self) -> int:
         """Samples per optimizer step on one device."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+
+class PhasesPart(Part):
+    """A run in phases, each with its own learning rate and its own layers that train."""
+
+    steps: tuple[int, ...] = _shown((), "Steps of each phase")
+    """Optimizer steps of each phase, e.g. ``100,300``; together they are the run. Empty: one phase."""
+    learning_rate: tuple[float, ...] = _shown((), "Learning rate of each phase")
+    """Highest learning rate of each phase, whose schedule begins anew; empty takes ``training.learning_rate``."""
+    trainable_layers: tuple[int, ...] = _shown((), "Last layers of each phase")
+    """How many of the last layers train in each phase, 0 for all; empty: all in every phase."""
 
 
 class EvaluationPart(Part):

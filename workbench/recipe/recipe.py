@@ -33,6 +33,7 @@ class Recipe(parts.Part):
     adapter: parts.AdapterPart = parts.AdapterPart()
     quantization: parts.QuantizationPart = parts.QuantizationPart()
     training: parts.TrainingPart = parts.TrainingPart()
+    phases: parts.PhasesPart = parts.PhasesPart()
     evaluation: parts.EvaluationPart = parts.EvaluationPart()
     hardware: parts.HardwarePart = parts.HardwarePart()
     sharding: parts.ShardingPart = parts.ShardingPart()
@@ -144,6 +145,7 @@ class FieldInfo:
         minimum, maximum: Inclusive limits of numbers, or None.
         show: ``"main"``, ``"more"`` or ``"hidden"``: where the panel shows the field.
         toggle: Whether the panel shows the field's effect on memory and time beside it.
+        item_type: Of the items of a ``list``: ``"str"``, ``"int"`` or ``"float"``; empty otherwise.
         tries: Values of a toggle whose effect is shown; empty takes the other choices, or half and double of a number.
     """
 
@@ -161,6 +163,7 @@ class FieldInfo:
     show: str = "more"
     toggle: bool = False
     tries: tuple[Any, ...] = ()
+    item_type: str = ""
 
     def parse(self, text: str) -> Any:
         """Return the value that a person's text means for this field; the Recipe judges whether it is allowed."""
@@ -213,7 +216,7 @@ def _unreadable(message: str) -> RecipeError:
 
 
 def _describe_field(group: str, name: str, info: Any) -> FieldInfo:
-    annotation, optional, choices = info.annotation, False, ()
+    annotation, optional, choices, item_type = info.annotation, False, (), ""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         inner = [item for item in typing.get_args(annotation) if item is not type(None)]
         optional = len(inner) < len(typing.get_args(annotation))
@@ -225,6 +228,7 @@ def _describe_field(group: str, name: str, info: Any) -> FieldInfo:
         type_name = "list"
         item = typing.get_args(annotation)[0]
         choices = typing.get_args(item) if typing.get_origin(item) is Literal else ()
+        item_type = "str" if choices else item.__name__
     else:
         type_name = (origin or annotation).__name__
     limits = {type(limit).__name__: limit for limit in info.metadata}
@@ -246,6 +250,7 @@ def _describe_field(group: str, name: str, info: Any) -> FieldInfo:
         show=extra.get("show", "more"),
         toggle=bool(extra.get("toggle", False)),
         tries=tuple(extra.get("tries", ())),
+        item_type=item_type,
     )
 
 
@@ -254,6 +259,9 @@ _FIELDS: dict[str, FieldInfo] = {
     for group, part in Recipe.model_fields.items()
     for name, info in typing.cast(Any, part.annotation).model_fields.items()
 }
+
+
+_LISTS = {"str": "a list of names", "int": "a list of whole numbers", "float": "a list of numbers"}
 
 
 def _problems_of(error: ValidationError) -> list[Problem]:
@@ -297,7 +305,7 @@ def _sentence(path: str, item: Any) -> str:
         high = "" if known.maximum is None else f" up to {_number(known.maximum)}"
         allowed = kind + low + high
     else:
-        allowed = {"bool": "true or false", "str": "text, not empty", "list": "a list of names"}.get(
+        allowed = {"bool": "true or false", "str": "text, not empty", "list": _LISTS.get(known.item_type, "a list")}.get(
             known.type_name, known.type_name
         )
     if known.optional:

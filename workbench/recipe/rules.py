@@ -248,6 +248,67 @@ def _activations(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return problems
 
 
+def _trainable(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    adapter, problems = recipe.adapter, []
+    if adapter.trainable_modules and adapter.method == "lora":
+        problems.append(
+            Problem(
+                "adapter.trainable_modules",
+                "names weights that train without an adapter; for LoRA it is target_modules (and modules_to_save).",
+                (("adapter.trainable_modules", ()),),
+            )
+        )
+    if adapter.trainable_layers is not None and adapter.layers_to_transform:
+        problems.append(
+            Problem(
+                "adapter.layers_to_transform",
+                "and trainable_layers both say which layers get an adapter.",
+                (("adapter.layers_to_transform", ()),),
+            )
+        )
+    return problems
+
+
+def _phases(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    phases, problems = recipe.phases, []
+    if any(steps < 1 for steps in phases.steps):
+        problems.append(Problem("phases.steps", "each phase has at least 1 step.", (("phases.steps", ()),)))
+    if any(not rate > 0 for rate in phases.learning_rate):
+        problems.append(Problem("phases.learning_rate", "a learning rate is above 0.", (("phases.learning_rate", ()),)))
+    if any(count < 0 for count in phases.trainable_layers):
+        problems.append(
+            Problem("phases.trainable_layers", "counts layers; 0 means all.", (("phases.trainable_layers", ()),))
+        )
+    for name in ("learning_rate", "trainable_layers"):
+        values = getattr(phases, name)
+        if values and len(values) != len(phases.steps):
+            problems.append(
+                Problem(
+                    f"phases.{name}",
+                    f"has {len(values)} values for {len(phases.steps)} phases; give one for each, or none.",
+                    ((f"phases.{name}", ()),),
+                )
+            )
+    total = sum(phases.steps)
+    if phases.steps and recipe.training.max_steps not in (-1, total):
+        problems.append(
+            Problem(
+                "training.max_steps",
+                f"{recipe.training.max_steps} is not the {total} steps of all phases.",
+                (("training.max_steps", -1),),
+            )
+        )
+    if phases.steps and recipe.sharding.num_processes > 1 and phases.trainable_layers:
+        problems.append(
+            Problem(
+                "phases.trainable_layers",
+                "several devices share gradients of the same parameters in every step; phases on one device work.",
+                (("phases.trainable_layers", ()),),
+            )
+        )
+    return problems
+
+
 def _sharding(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     sharding, problems = recipe.sharding, []
     count = sharding.num_processes
@@ -301,6 +362,8 @@ _RULES: tuple[Rule, ...] = (
     _task,
     _evaluation,
     _adapter,
+    _trainable,
+    _phases,
     _activations,
     _sharding,
 )

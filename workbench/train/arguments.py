@@ -37,7 +37,7 @@ def training_arguments(recipe: Recipe, device: Device, run_dir: Path, *, has_exp
         per_device_eval_batch_size=recipe.evaluation.per_device_eval_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         num_train_epochs=training.num_train_epochs,
-        max_steps=training.max_steps if training.max_steps > 0 else -1,
+        max_steps=sum(recipe.phases.steps) or (training.max_steps if training.max_steps > 0 else -1),
         learning_rate=training.learning_rate,
         max_grad_norm=training.max_grad_norm,
         seed=training.seed,
@@ -68,6 +68,8 @@ def training_arguments(recipe: Recipe, device: Device, run_dir: Path, *, has_exp
 def count_steps(recipe: Recipe, num_samples: int) -> int:
     """Return the optimizer steps of a run over ``num_samples`` training samples, as the trainer counts them."""
     training = recipe.training
+    if recipe.phases.steps:
+        return sum(recipe.phases.steps)
     if training.max_steps > 0:
         return training.max_steps
     num_batches = -(-num_samples // (training.per_device_train_batch_size * recipe.sharding.num_processes))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 
+from ..components.freezing import PhaseSwitch
 from ..components.loss import evaluate_batch
 from ..components.step import micro_step
 from ..errors import NonFiniteError
@@ -48,6 +49,7 @@ class Engine(ResumableTrainer):
         self._counts = TokenCounts()
         self._step_loss: Tensor | None = None
         self._skipped_in_a_row = 0
+        self.phases = PhaseSwitch(run.recipe, run.model)
         self.most_slots = 0  # Token slots of the largest micro-batch so far.
         lengths = list(run.data.train["length"]) if run.recipe.data.group_by_length else None
         # Grouped by the effective batch, as transformers does: the order stays when a smaller micro-batch with more
@@ -317,6 +319,14 @@ class _Flow(TrainerCallback):
         self._engine._random_state = random_state()
         self._engine.first_step = state.global_step
         self._engine.catch_up(self._engine._resumes_from)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        engine = self._engine
+        phase = engine.phases.apply(state.global_step, engine._run.optimizer)
+        if phase is not None:
+            number = len(engine._run.recipe.phases.steps)
+            trainable = sum(one.numel() for one in engine._run.model.parameters() if one.requires_grad)
+            engine._log(f"Phase {phase + 1} of {number} begins: {trainable:,} parameters train.")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._engine.begin_update()
