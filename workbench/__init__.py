@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Device": "hardware",
     "Estimate": "estimate.estimate",
+    "LoopPanel": "panel.loop_panel",
     "Recipe": "recipe",
     "Session": "train.session",
     "Workbench": "panel",
@@ -41,6 +42,7 @@ _HOMES = {
 __all__ = [
     "Device",
     "Estimate",
+    "LoopPanel",
     "Recipe",
     "Session",
     "Workbench",
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from .estimate.estimate import Estimate
     from .export import export_run
     from .hardware import Device, find_device, target_device
-    from .panel import Workbench
+    from .panel import LoopPanel, Workbench
     from .pipeline import check, release, start_session, watch
     from .pipeline.comparing import compare_recipes
     from .pipeline.lightning_watch import lightning_callback
@@ -84,6 +86,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
+    if name in ("watch", "lightning_callback"):
+        # What watches stands below what draws; only this module, above both, may join them.
+        importlib.import_module(f"{__name__}.pipeline.live_view").register(lambda w: __getattr__("LoopPanel")(w))
     return value
 
 

@@ -10,6 +10,7 @@ from workbench import errors
 PUBLIC = {
     "Device",
     "Estimate",
+    "LoopPanel",
     "Recipe",
     "Session",
     "Workbench",

@@ -1,5 +1,6 @@
 """The panel: ipywidgets on top of the stages. Nothing below knows it."""
 
+from .loop_panel import LoopPanel
 from .workbench import Workbench
 
-__all__ = ["Workbench"]
+__all__ = ["LoopPanel", "Workbench"]
