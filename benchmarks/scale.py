@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.accuracy_rows.scripts import OLD_TRAINER
 from workbench.estimate import estimate_layouts
 from workbench.estimate.layout import Layout, LayoutTable
 from workbench.estimate.sharding import list_layouts
@@ -24,7 +25,7 @@ from workbench.hardware import find_device
 from workbench.recipe import Recipe
 from workbench.report.layouts import curve_figure, render_curve, render_layouts
 from workbench.report.tables import render_table
-from workbench.units import format_bytes
+from workbench.units import GIB, format_bytes
 
 DEVICE, PER_MACHINE = "A100-SXM4-80GB", 8
 COUNTS = tuple(2**power for power in range(11))
@@ -64,9 +65,10 @@ TUTORIAL = (
     ("ZeRO-3, 7B, per GPU", 15e9, "zero3"),
 )
 TUTORIAL_VERDICT = (
-    "DDP at 38 GB cannot be full fine-tuning of 7B with AdamW: 16-bit weights, gradients and both moments alone are "
-    "4 x 13.5 = 54 GB, with float32 moments 81 GB. It can be LoRA, but then ZeRO-2 could not save 16 GB: LoRA's "
-    "gradients and state are under 1 GB. And ZeRO-3 on 8 devices would save seven eighths of the weights, not 7 GB. "
+    "ZeRO-2 at 22 GB is what full fine-tuning in pure 16 bits takes. DDP at 38 GB cannot stand beside it: 16-bit "
+    "weights, gradients and both moments alone are 4 x 13.5 = 54 GB, with float32 moments 81 GB. LoRA could take 38, "
+    "but then ZeRO-2 could not save 16: LoRA's gradients and state are under 1 GB. ZeRO-3 on 8 devices saves seven "
+    "eighths of the weights and pays for gathered layers: less than 15 GB. "
     "Tensor parallelism 15 % ahead of pipeline on 8 A100 is right at one number of micro-batches and wrong at others: "
     "the bubble is 7/(m+7) of the step, 47 % at 8 micro-batches and 10 % at 64; sums of activations are the same."
 )
@@ -103,6 +105,55 @@ def tutorial_rows() -> list[dict[str, Any]]:
             found = estimate_layouts(recipe, device, num_devices=8, layouts=[layout]).rows[0]
             row[f"estimated_{method}_bytes"] = found.memory.process_bytes if found.memory else None
         rows.append(row)
+    return rows
+
+
+# Peak allocated GiB of rank 0 on A100-80GB, Mistral-7B, 4,096 tokens, checkpointing, foreach AdamW, PyTorch's FSDP
+# FULL_SHARD under transformers before 4.45, which kept one more float32 copy of the logits.
+# Source: foundation-model-stack/fms-acceleration, scripts/benchmarks/refs (rows M0112, M0415, M0136 to M0428 of the
+# collection of measured runs): (method, devices, samples a device, dtype of the weights, peak).
+PUBLISHED = (
+    ("none", 2, 2, "bfloat16", 33.74),
+    ("none", 4, 4, "float32", 33.74),
+    ("lora", 2, 2, "bfloat16", 14.11),
+    ("lora", 2, 4, "bfloat16", 20.45),
+    ("lora", 4, 4, "bfloat16", 16.34),
+    ("lora", 2, 8, "bfloat16", 31.77),
+    ("lora", 4, 8, "bfloat16", 28.34),
+)
+
+
+PUBLISHED_VERDICT = (
+    "Of these runs FSDP1 cut the weights, here FSDP2 is modelled. The float32 run left mixed precision to FSDP; the "
+    "workbench's autocast keeps 16-bit copies of the gathered weights through forward, and the estimate counts them."
+)
+
+
+def published_rows() -> list[dict[str, Any]]:
+    """Return measured peaks of sharded runs beside their estimates; nothing was fitted to them."""
+    device, rows = find_device(DEVICE), []
+    for method, count, batch, dtype, measured in PUBLISHED:
+        recipe = Recipe().with_changes(
+            {
+                **BASE,
+                "model.name_or_path": "mistral-7b-v0.1",
+                "model.dtype": dtype,
+                "adapter.method": method,
+                "adapter.target_modules": ("q_proj", "k_proj", "v_proj", "o_proj"),
+                "adapter.autocast_adapter_dtype": False,
+                "data.max_length": 4096,
+                "training.optim": "adamw_torch",
+                "training.mixed_precision": "no" if dtype == "bfloat16" else "bf16",
+                "training.per_device_train_batch_size": batch,
+                "training.gradient_accumulation_steps": 1,
+            }
+        )
+        layout = Layout("fsdp", count, shard_size=count)
+        found = estimate_layouts(recipe, device, num_devices=count, layouts=[layout], script=OLD_TRAINER).rows[0]
+        estimated = found.memory.peak_allocated_bytes / GIB if found.memory else float("nan")
+        name = f"{'all weights' if method == 'none' else 'LoRA'}, {count} devices, batch {batch}, {dtype}"
+        rows.append({"name": name, "measured_gib": measured, "estimated_gib": estimated,
+                     "error": estimated / measured - 1})  # fmt: skip
     return rows
 
 
@@ -149,7 +200,7 @@ def main() -> None:
     torch.set_num_threads(1)
     curves = {name: curve(changes) for name, changes in CURVES.items()}
     eight = curves["7B, all weights"][3]
-    tutorial = tutorial_rows()
+    tutorial, published = tutorial_rows(), published_rows()
     measured: list[dict[str, Any]] = []
     if options.processes:
         with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +212,7 @@ def main() -> None:
         go.Figure(curve_figure(curves, ASSUMPTIONS)).write_html(options.plot, include_plotlyjs="cdn")
     if options.json:
         values = {name: [table.to_dict() for table in tables] for name, tables in curves.items()}
-        print(json.dumps({"curves": values, "assumptions": ASSUMPTIONS, "tutorial": tutorial,
+        print(json.dumps({"curves": values, "assumptions": ASSUMPTIONS, "tutorial": tutorial, "published": published,
                           "tutorial_verdict": TUTORIAL_VERDICT, "measured": measured}))  # fmt: skip
         return
     print("Layouts of a 7B model, all weights\n\n" + render_layouts(eight))
@@ -174,6 +225,10 @@ def main() -> None:
         for row in tutorial
     ]  # fmt: skip
     print(render_table(("figure", "printed", "all weights", "LoRA"), cells) + f"\n\n{TUTORIAL_VERDICT}")
+    print("\nPublished peaks of sharded runs (allocated, GiB)\n")
+    shown = [(row["name"], f"{row['measured_gib']:.2f}", f"{row['estimated_gib']:.2f}", f"{row['error']:+.1%}")
+             for row in published]  # fmt: skip
+    print(render_table(("run", "measured", "estimated", "error"), shown) + f"\n\n{PUBLISHED_VERDICT}")
     if measured:
         rows = [
             (str(row["num_processes"]), f"{row['step_s'] * 1e3:.0f} ms", f"{row['loss']:.6f}",

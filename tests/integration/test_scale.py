@@ -136,21 +136,21 @@ def test_a_stop_reaches_all_ranks_at_the_same_step_and_is_saved(tmp_path: Path) 
 
 
 def test_a_worker_that_is_killed_comes_back_and_the_run_ends_equal(tmp_path: Path) -> None:
-    steps = {"training__max_steps": 16, "training__save_steps": 2, "evaluation__split": "none"}
+    steps = {"training__max_steps": 60, "training__save_steps": 4, "evaluation__split": "none"}
     whole = tmp_path / "whole"
     start_session(recipe_for(1, **steps), run_dir=whole).wait(120)
     folder = tmp_path / "run"
-    launched = launch_run(recipe_for(2, **steps), run_dir=folder, environment=ONE_THREAD)
+    launched = launch_run(recipe_for(2, **steps), run_dir=folder, num_processes=2, environment=ONE_THREAD)
     try:
-        reached = await_checkpoint(folder, step=2, timeout_s=120)
+        reached = await_checkpoint(folder, step=4, timeout_s=120)
         workers = psutil.Process(launched.process.pid).children(recursive=True)
         victim = next(worker for worker in workers if worker.environ().get("RANK") == "1")
         victim.kill()
         launched.wait(300)
     finally:
         launched.end()
-    assert reached.name != "step-000016", "the run was over before its worker was killed"
-    assert list_checkpoints(folder)[-1].name == "step-000016"
+    assert reached.name != "step-000060", "the run was over before its worker was killed"
+    assert list_checkpoints(folder)[-1].name == "step-000060"
     assert largest_difference(list_checkpoints(whole)[-1], list_checkpoints(folder)[-1]) < 1e-5
     starts = [line for line in (folder / "events.jsonl").read_text().splitlines() if '"preparing"' in line]
     assert len(starts) == 2

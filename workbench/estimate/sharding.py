@@ -23,7 +23,7 @@ from .memory import estimate_memory
 from .network import Network, network_of
 from .optimizers import paged_host_bytes
 from .run import TracedRun, traced_run
-from .script import OUR_TRAINER
+from .script import OUR_TRAINER, Script
 from .shape import full_shape
 from .sharded_tape import Cut, parameter_tokens, shard_tape
 from .stages import only_layers, stage_life
@@ -49,6 +49,7 @@ def estimate_layouts(
     num_devices: int | None = None,
     layouts: list[Layout] | None = None,
     shape: BatchShape | None = None,
+    script: Script = OUR_TRAINER,
     progress: ProgressCallback | None = None,
     cancel: Cancel | None = None,
 ) -> LayoutTable:
@@ -63,6 +64,7 @@ def estimate_layouts(
         num_devices: How many; None takes ``sharding.num_processes``.
         layouts: The layouts; None takes all that divide the devices.
         shape: Batches of one rank, from ``shape_of_data``.
+        script: What another training script than ours does otherwise.
         progress: Told about the stage ``"plan"``.
         cancel: Looked at between layouts and inside traces.
 
@@ -89,6 +91,7 @@ def estimate_layouts(
     require_valid(plain, target.facts(for_estimate=True))
     network = network_of(plain, target)
     spread = _Spread(plain, target, network, shape or full_shape(plain), cancel)
+    spread.script = script
     wanted = layouts or list_layouts(count, network.devices_per_machine)
     rows = []
     for index, layout in enumerate(wanted):
@@ -199,6 +202,7 @@ class _Spread:
         self.per_rank = shape.batch_size * training.gradient_accumulation_steps
         self.samples = self.per_rank * recipe.sharding.num_processes
         self._alone_s: float | None = None
+        self.script = OUR_TRAINER
 
     def estimate(self, layout: Layout) -> LayoutEstimate:
         """Return the estimate of one layout, or why it is refused."""
@@ -230,7 +234,7 @@ class _Spread:
     def _traced(self, recipe: Recipe, tensor_parallel: int) -> TracedRun:
         if tensor_parallel > 1:
             recipe = split_recipe(recipe, self.config, tensor_parallel)
-        traced, _ = traced_run(recipe, self.device, self.shape, OUR_TRAINER, None, self.cancel)
+        traced, _ = traced_run(recipe, self.device, self.shape, self.script, None, self.cancel)
         if tensor_parallel == 1 or self.config.get_text_config().tie_word_embeddings:
             return traced
         tape = split_head(traced.life.tape, tensor_parallel)
@@ -268,7 +272,7 @@ class _Spread:
         on_gpu = device.has_caching_allocator
         if on_gpu:
             device = dataclasses.replace(device, context_bytes=device.context_bytes + nccl_bytes(layout))
-        schedule = line_up(life, recipe.training.gradient_accumulation_steps)
+        schedule = line_up(life, recipe.training.gradient_accumulation_steps, script=self.script)
         return estimate_memory(
             schedule,
             device,
