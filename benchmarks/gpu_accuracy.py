@@ -4,23 +4,25 @@ Run: ``python -m benchmarks.gpu_accuracy [--dry-run] [--only NAME] [--out benchm
 
 Each configuration trains three optimizer steps in a process of its own, through the same ``components/`` as a real run.
 The predicted and measured figures and, for some, every block that torch's allocator gave and took go to one JSON file
-each; the recorded events become golden tests of the allocator replay, which need no GPU. ``--dry-run`` runs the same
-loop on the CPU with two layers, to see that every configuration builds and trains. Without a GPU nothing is done.
+each; the recorded events become golden tests of the allocator replay, which need no GPU. ``--dry-run`` goes the whole
+way on the CPU, two thin layers on an emulated T4, and stores its records only where ``--out`` says. Without a GPU
+nothing else is done.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.steps import Configuration
 
 FOLDER = Path(__file__).parent / "recorded"
 NUM_STEPS = 3
@@ -49,18 +51,6 @@ _FOUR = {"quantization.load_in_4bit": True}
 _SAVES = {"training.gradient_checkpointing": True}
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """One run: a config of random weights and the fields that differ from the base."""
-
-    name: str
-    config: dict[str, Any]
-    changes: dict[str, Any] = field(default_factory=dict)
-    batch_size: int = 4
-    length: int = 1024
-    keeps_events: bool = False
-
-
 CONFIGURATIONS = (
     Configuration("lora", _LLAMA, keeps_events=True),
     Configuration("lora-checkpointing", _LLAMA, _SAVES, keeps_events=True),
@@ -87,6 +77,36 @@ CONFIGURATIONS = (
 )
 
 
+def _recording() -> Any:
+    """Return the class of an emulated device that keeps the list of blocks it gave and took, as CUDA's history does."""
+    import torch
+
+    from workbench.estimate.allocator import workspace_bytes
+    from workbench.observe.emulated import EmulatedDevice
+
+    class Recording(EmulatedDevice):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.block_events: list[list[int]] = []
+            self._sizes: dict[int, int] = {}
+            super().__init__(*args, **kwargs)
+            for index, num_bytes in enumerate(workspace_bytes(self.device.compute_capability, torch.__version__)):
+                self.block_events.append([1, -1 - index, num_bytes])
+
+        def _note(self, num_bytes: int, operator: int, layer: int) -> int:
+            token = super()._note(num_bytes, operator, layer)
+            if token >= 0:
+                self._sizes[token] = num_bytes
+                self.block_events.append([1, token, num_bytes])
+            return token
+
+        def _die(self, token: int) -> None:
+            if token >= 0:
+                self.block_events.append([0, token, self._sizes.pop(token)])
+            super()._die(token)
+
+    return Recording
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run every configuration in a process of its own; returns the exit code."""
     arguments = _parser().parse_args(argv)
@@ -111,10 +131,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{item.name:28} failed: {record['error']}")
             continue
         print(f"{item.name:28} {_line(record)}")
-        if not arguments.dry_run:
-            errors.append(record["predicted"]["peak_allocated_bytes"] / record["measured"]["peak_allocated_bytes"] - 1)
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / f"{item.name}.json").write_text(json.dumps(record), encoding="utf-8")
+        errors.append(record["predicted"]["peak_allocated_bytes"] / record["measured"]["peak_allocated_bytes"] - 1)
+        folder = arguments.out or (None if arguments.dry_run else FOLDER)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{item.name}.json").write_text(json.dumps(record), encoding="utf-8")
     if errors:
         print(f"allocated: mean {statistics.fmean(map(abs, errors)):.2%}, worst {max(errors, key=abs):+.2%}")
     return 1 if failed else 0
@@ -124,93 +145,86 @@ def run_one(item: Configuration, is_dry: bool) -> dict[str, Any]:
     """Predict and run one configuration in this process; returns what is stored."""
     import torch
 
-    from workbench.components.model import resolve_precision
-    from workbench.components.optimizer import build_optimizer
-    from workbench.components.step import micro_step
+    from benchmarks.steps import Steps
     from workbench.estimate import estimate_run
-    from workbench.estimate.estimate import BatchShape
     from workbench.hardware import find_device, read_device
     from workbench.recipe import require_valid
 
-    place = "cpu" if is_dry else "cuda"
-    recipe, length = recipe_of(item, is_dry), 32 if is_dry else item.length
-    device = read_device(place)
-    require_valid(recipe, device.facts(for_estimate=False))
-    shape = BatchShape(item.batch_size, length, length, length, False, "max_length")
-    estimate = estimate_run(recipe, find_device("Tesla T4") if is_dry else device, shape=shape)
-    if not is_dry:
+    item = small(item) if is_dry else item
+    recipe = _in_bf16(item).recipe()
+    here = read_device("cpu" if is_dry else "cuda")
+    target = find_device("Tesla T4") if is_dry else here
+    require_valid(recipe, here.facts(for_estimate=False))
+    estimate = estimate_run(recipe, target, shape=item.shape())
+    expandable = recipe.hardware.expandable_segments
+    if is_dry:
+        card = _recording()(target, expandable_segments=expandable)
+        with card:
+            steps = Steps(recipe, here, "cpu")
+            card.adopt([*steps.model.parameters(), *steps.model.buffers()])
+            seconds = steps.run(NUM_STEPS)
+        card.is_on = False
+        measured, events = _emulated(card, seconds), card.block_events
+        card.close()
+    else:
         torch.cuda.init()
         if item.keeps_events:
             torch.cuda.memory._record_memory_history(max_entries=MAX_EVENTS, context=None)
-    model = _build(recipe, device, place)
-    precision = resolve_precision(recipe, device)
-    optimizer = build_optimizer(recipe, model)
-    scaler = torch.amp.GradScaler(place) if precision.uses_grad_scaler else None
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    accumulation, seconds, loss = recipe.training.gradient_accumulation_steps, [], 0.0
-    for _ in range(NUM_STEPS):
-        began = time.perf_counter()
-        for _ in range(accumulation):
-            tokens = torch.randint(0, item.config["vocab_size"], (item.batch_size, length), device=place)
-            batch = {"input_ids": tokens, "labels": tokens.clone()}
-            num_items = torch.tensor(item.batch_size * (length - 1) * accumulation, device=place)
-            loss = float(micro_step(recipe, model, batch, num_items, precision, scaler))
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(parameters, recipe.training.max_grad_norm)
-        scaler.step(optimizer) if scaler is not None else optimizer.step()
-        if scaler is not None:
-            scaler.update()
-        model.zero_grad()
-        if not is_dry:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
+        seconds = Steps(recipe, here, "cuda").run(NUM_STEPS)
+        measured, events = _measured(seconds), _events() if item.keeps_events else []
     return {
         "name": item.name,
         "recipe": recipe.to_dict(only_changed=True),
-        "shape": [item.batch_size, length],
+        "shape": [item.batch_size, item.length],
+        "is_emulated": is_dry,
+        "expandable_segments": expandable,
         "versions": _versions(),
         "predicted": _predicted(estimate),
-        "measured": {"step_s": min(seconds), "loss": loss} if is_dry else _measured(seconds),
-        "events": _events() if item.keeps_events and not is_dry else [],
+        "measured": measured,
+        "events": events if item.keeps_events else [],
     }
 
 
-def recipe_of(item: Configuration, is_dry: bool) -> Any:
-    """Return the Recipe of a configuration; a dry run has two layers, no fp16 and no kernels that need a GPU."""
-    from workbench.recipe import Recipe
+def small(item: Configuration) -> Configuration:
+    """Return a configuration that a CPU trains in a second: two thin layers, short samples, float32."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = dict(item.model)  # type: ignore[arg-type]  # inline configs here
+    config |= {"n_layer": 2, "n_embd": 48} if config["model_type"] == "gpt2" else sizes
+    config |= {"head_dim": 16} if "head_dim" in config else {}
+    changes = {**item.changes, "model.dtype": "float32", "training.mixed_precision": "no"}
+    return dataclasses.replace(item, model={**config, "vocab_size": 2048}, changes=changes, length=32)
 
-    config = dict(item.config)
-    changes = {
-        "model.dtype": config["dtype"],
-        "data.max_length": item.length,
-        "training.per_device_train_batch_size": item.batch_size,
-        "training.gradient_accumulation_steps": 1,
-        "training.mixed_precision": "bf16",
-        "evaluation.split": "none",
-        **item.changes,
+
+def _in_bf16(item: Configuration) -> Configuration:
+    """Return the configuration with autocast to bfloat16, which a modern GPU trains in, unless it says otherwise."""
+    return dataclasses.replace(item, changes={"training.mixed_precision": "bf16", **item.changes})
+
+
+def replay_events(events: list[list[int]], *, expandable_segments: bool) -> Any:
+    """Return the allocator's counters after a list of ``[1, address, bytes]`` (given) and ``[0, address, bytes]``.
+
+    What is taken back and was never given belongs to the time before the record, and is passed over.
+    """
+    from workbench.estimate.allocator import CachingAllocator
+
+    allocator = CachingAllocator(expandable_segments=expandable_segments, is_compiled=len(events) > 1000)
+    blocks: dict[int, int] = {}
+    for is_given, address, num_bytes in events:
+        if is_given:
+            blocks[address] = allocator.malloc(num_bytes)
+        elif address in blocks:
+            allocator.free(blocks.pop(address))
+    return allocator.stats()
+
+
+def _emulated(card: Any, seconds: list[float]) -> dict[str, Any]:
+    stats = card.stats()
+    return {
+        "peak_allocated_bytes": stats.peak_allocated,
+        "peak_reserved_bytes": stats.peak_reserved,
+        "context_bytes": card.device.context_bytes,
+        "step_s": min(seconds),
     }
-    if is_dry:
-        config |= {"n_layer": 2, "n_embd": 48} if config["model_type"] == "gpt2" else {"num_hidden_layers": 2}
-        changes |= {"model.dtype": "float32", "training.mixed_precision": "no", "data.max_length": 32}
-    return Recipe().with_changes({**changes, "model.config": config})
-
-
-def _build(recipe: Any, device: Any, place: str) -> Any:
-    """Return the model with random weights; a quantized one is loaded from a checkpoint made for it."""
-    from workbench.components.model import build_model
-    from workbench.components.source import find_source
-
-    source = find_source(recipe, for_training=False)
-    if not recipe.quantization.bits:
-        return build_model(recipe, source, device, place=place, allow_random_weights=True)
-    with tempfile.TemporaryDirectory() as folder:
-        plain = recipe.with_changes(
-            {"adapter.method": "none", "quantization.load_in_4bit": False, "quantization.load_in_8bit": False}
-        )
-        build_model(plain, source, device, place="cpu", allow_random_weights=True).save_pretrained(folder)
-        stored = recipe.with_changes({"model.name_or_path": folder, "model.config": None})
-        return build_model(stored, find_source(stored, for_training=False), device, place=place)
 
 
 def _predicted(estimate: Any) -> dict[str, Any]:
@@ -275,9 +289,7 @@ def _run_child(item: Configuration, is_dry: bool) -> dict[str, Any]:
 
 def _line(record: dict[str, Any]) -> str:
     predicted, measured = record["predicted"], record["measured"]
-    if "loss" in measured:
-        return f"builds and trains (loss {measured['loss']:.3f}, {measured['step_s']:.2f} s a step)"
-    names = ("peak_allocated_bytes", "peak_reserved_bytes", "step_s")
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", *(() if record["is_emulated"] else ("step_s",)))
     return ", ".join(f"{name} {predicted[name] / measured[name] - 1:+.1%}" for name in names)
 
 
@@ -287,9 +299,9 @@ def _find(name: str) -> Configuration:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_accuracy", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--dry-run", action="store_true", help="two layers on the CPU: does every configuration work?")
+    parser.add_argument("--dry-run", action="store_true", help="two thin layers on the CPU, as an emulated T4")
     parser.add_argument("--only", default="", help="only configurations whose name holds this text")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the records")
+    parser.add_argument("--out", type=Path, help="folder of the records (default benchmarks/recorded)")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     return parser
 
