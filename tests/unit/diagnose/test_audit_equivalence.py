@@ -52,7 +52,7 @@ def test_sound_checkpointing_is_silent_and_a_broken_one_is_found():
     def drifts(hidden):
         """What a layer with a state of its own does: the second time is not the first."""
         calls[0] += 1
-        return plain(hidden) * (1.0 if calls[0] % 2 else 3.0)
+        return plain(hidden * (1.0 if calls[0] % 2 else 3.0))
 
     layer.forward = drifts
     found = checkpointing_is_transparent(subject)

@@ -27,7 +27,7 @@ def checkpointing_is_transparent(subject: Subject) -> Finding | None:
     model = subject.model
     if model is None or not can_run(subject) or subject.saved_folder is not None:
         return None
-    if not getattr(model, "is_gradient_checkpointing", False) or subject.packing:
+    if subject.packing or not any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         return None
     batch = small_batch(subject)
     with undisturbed(model):
@@ -164,7 +164,7 @@ def one_scaler(subject: Subject) -> Finding | None:
 def _gradient(model: nn.Module, *losses: Callable[[], Tensor]) -> Tensor:
     """Return the gradient that some backward passes add up to, as one vector (a part of it where there is much)."""
     for loss in losses:
-        loss().backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        loss().backward()
     parts, room = [], MAX_ELEMENTS
     for parameter in model.parameters():
         if parameter.grad is not None and room > 0:
@@ -184,7 +184,7 @@ def _without_checkpointing(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module in switched:
-            module.gradient_checkpointing = True  # type: ignore[assignment]
+                module.gradient_checkpointing = True
 
 
 def _unequal_halves(subject: Subject) -> tuple[dict[str, Tensor], list[dict[str, Tensor]], tuple[int, int]] | None:
