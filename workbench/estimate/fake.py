@@ -132,7 +132,7 @@ class MetaRecorder(StorageRecorder):
         if described is not None:
             result = make_result(described)
         else:
-            result = func(*args, **kwargs)
+            result = _run_mixed(func, args, kwargs)
             described = describe_result(result)
         if described is not None:
             if len(_REMEMBERED) > MAX_REMEMBERED:
@@ -183,6 +183,17 @@ class MetaRecorder(StorageRecorder):
         if tensor.dtype == torch.bool:
             return self._answer
         return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def _run_mixed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator; numbers that the model's Python read from the CPU count as lying on the device."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if "expected device" not in str(error):
+            raise
+        moved = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in args]
+        return func(*moved, **kwargs)
 
 
 def _is_meta(value: Any) -> bool:
