@@ -1,10 +1,11 @@
 """Grade the estimate against published measurements, beside the public planners.
 
-Run: ``python -m benchmarks.accuracy [--rows FILE] [--json] [--planners] [--only TEXT] [--markdown FILE]``
+Run: ``python -m benchmarks.accuracy [--rows FILE] [--json] [--planners] [--only TEXT] [--markdown FILE] [--store]``;
+``--readme`` prints README's table from what ``--store`` kept.
 
 ``FILE`` is a JSON list of rows of the schema of ``benchmarks/data/measured_runs.json``, the default. Every row is
 mapped to a Recipe, or listed with the reason why not. Counters are never pooled: allocated, reserved and process bytes
-are graded apart, and so is every source. Exits 1 when a run that failed for memory was called "fits".
+are graded apart, and so is every source. Exits 1 when a target of ``accuracy_rows/targets.py`` is missed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from typing import Any
 
 from benchmarks.accuracy_rows import MappedRow, UnmappedRow, map_row
 from benchmarks.accuracy_rows.grade import Grade, Grader, count_verdicts, summarize, unmapped_reasons
-from benchmarks.accuracy_rows.report import render_markdown, render_text
+from benchmarks.accuracy_rows.report import render_markdown, render_readme, render_text
 from benchmarks.accuracy_rows.row import grades_memory, grades_speed, source_name
+from benchmarks.accuracy_rows.targets import Check, check_targets, misses
 
 ROWS = Path(__file__).parent / "data" / "measured_runs.json"
+STORED = Path(__file__).parent / "data" / "accuracy.json"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Grade the rows and print the tables; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    if arguments.readme:
+        print(render_readme(json.loads(STORED.read_text(encoding="utf-8"))))
+        return 0
     started = time.perf_counter()
     rows = json.loads(arguments.rows.read_text(encoding="utf-8"))
     chosen = [row for row in rows if not arguments.only or arguments.only in f"{row['id']} {source_name(row)}"]
@@ -46,8 +52,20 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print(render_text(chosen, grades, unmapped, planners))
         print(f"\n{elapsed_s:.0f} s")
-    wrong = sum(count.false_fits + count.contradicted_fits for count in count_verdicts(grades))
-    return 1 if wrong else 0
+    checks = check_targets(chosen, unmapped, summarize(grades), count_verdicts(grades))
+    if arguments.store:
+        STORED.write_text(json.dumps(to_store(grades, checks), indent=1) + "\n", encoding="utf-8")
+    return 0 if all(check.met for check in checks) else 1
+
+
+def to_store(grades: list[Grade], checks: list[Check]) -> dict[str, Any]:
+    """Return what README's table is made from, rounded so that the same code stores the same text."""
+    summaries = [
+        {key: round(value, 5) if isinstance(value, float) else value for key, value in vars(summary).items()}
+        for summary in sorted(summarize(grades), key=lambda item: (item.source, item.counter))
+    ]
+    verdicts = [vars(count) for count in count_verdicts(grades)]
+    return {"summaries": summaries, "verdicts": verdicts, "targets": [vars(check) for check in checks]}
 
 
 def split_rows(rows: list[dict[str, Any]]) -> tuple[list[MappedRow], list[UnmappedRow]]:
@@ -106,6 +124,8 @@ def to_dict(
             }
             for grade in grades
         ],
+        "targets": [vars(check) for check in check_targets(rows, unmapped, summarize(grades), count_verdicts(grades))],
+        "misses": [list(miss) for miss in misses(grades, summarize(grades))],
         "unmapped": unmapped_reasons(unmapped),
         "planners": {
             name: {key: vars(figure) for key, figure in figures.items()} for name, figures in planners.items()
@@ -121,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--planners", action="store_true", help="also run the public planners on the same rows")
     parser.add_argument("--only", default="", help="only rows whose id or source holds this text")
     parser.add_argument("--markdown", type=Path, help="write the tables as Markdown, as in docs/accuracy.md")
+    parser.add_argument("--store", action="store_true", help=f"keep the summary in {STORED.name} for --readme")
+    parser.add_argument("--readme", action="store_true", help="print README's table from the stored summary")
     return parser
 
 

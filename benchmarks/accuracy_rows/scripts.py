@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -215,8 +216,53 @@ def _cast_back(model: nn.Module) -> nn.Module:
 
 def litgpt(row: Row) -> Script:
     """Return the script of a LitGPT row: its head is untied and, with an adapter, computed in chunks."""
-    forward = _chunked_head_loss if row["method"] != "full" else _chunked_cross_entropy
-    return Script(f"litgpt {row['method']}", forward, True, _untie, warms_up=False)
+    forward: Any = _chunked_head_loss if row["method"] != "full" else _chunked_cross_entropy
+    if row["quantization"] is None:
+        return Script(f"litgpt {row['method']}", forward, True, _untie, warms_up=False)
+    kept: list[Tensor] = []
+    return Script(
+        f"litgpt {row['method']} nf4",
+        functools.partial(_two_generations, forward=forward, kept=kept),
+        True,
+        lambda model: _keep_inputs(_untie(model), kept),
+        warms_up=False,
+    )
+
+
+def _keep_inputs(model: nn.Module, kept: list[Tensor]) -> nn.Module:
+    """Let every 4-bit product keep its input as an attribute of its graph node, as bitsandbytes 0.42 does.
+
+    Releasing the graph does not release such an attribute: it lives until the iteration's loss is assigned again, at
+    the end of the next forward pass. What the last iteration kept is made beside what this one keeps.
+
+    Source:
+        ``MatMul4Bit.forward``, bitsandbytes/autograd/_functions.py 0.42, which LitGPT of 2024 requires.
+    """
+    import bitsandbytes
+
+    last: list[Any] = [None]
+
+    def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        node: Any = output.grad_fn
+        if node is None:
+            return
+        node.kept = args[0]
+        if last[0] is None or last[0]() is not args[0]:  # query, key and value share one input
+            last[0] = weakref.ref(args[0])
+            kept.append(torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device))
+
+    for module in model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            module.register_forward_hook(keep)
+    return model
+
+
+def _two_generations(
+    recipe: Recipe, model: nn.Module, batch: Mapping[str, Tensor], *, forward: Any, kept: list[Tensor]
+) -> tuple[Tensor, Any]:
+    loss, outputs = forward(recipe, model, batch)
+    kept.clear()  # the loss of the last iteration was held until here
+    return loss, outputs
 
 
 def _untie(model: nn.Module) -> nn.Module:
