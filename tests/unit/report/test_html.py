@@ -13,6 +13,7 @@ from workbench.components.preview import PreviewRow
 from workbench.errors import DataError, Problem, RecipeError, RunError
 from workbench.estimate.estimate import BatchShape, Estimate, MemoryEstimate, TimeEstimate
 from workbench.events import Timeline
+from workbench.plan.plan import PlanOption
 from workbench.report.data_html import render_data_facts, render_preview
 from workbench.report.html import (
     describe_error,
@@ -125,9 +126,11 @@ def test_effects_show_one_and_fold_the_others() -> None:
 
 
 def test_option_says_what_it_takes() -> None:
-    html = render_option("training.optim = <adafactor>", 2 * GIB, 1.5, "tight")
+    html = render_option("training.optim = <adafactor>", PlanOption({}, 2 * GIB, 1.5, "tight"))
     assert "&lt;adafactor&gt;" in html
-    assert "tight with 2 GiB, 1.5 s per step" in html
+    assert "tight with 2 GiB, 1.5 s per step; the run learns the same" in html
+    altering = PlanOption({}, 2 * GIB, 1.5, "fits", alters=("keeps <weights> in 4 bits",))
+    assert "per step; keeps &lt;weights&gt; in 4 bits" in render_option("4-bit base: on", altering)
 
 
 def test_effect_in_words() -> None:
