@@ -46,6 +46,7 @@ COMPLETED: Mapping[str, tuple[dict[str, Any], str]] = {
     "ministral": ({"head_dim": 128}, "mistralai/Ministral-8B-Instruct-2410"),
     "nemotron": ({"num_key_value_heads": 8, "head_dim": 128}, "nvidia/Minitron-8B-Base"),
     "dbrx": ({"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}}, "databricks/dbrx-base"),
+    "xmod": ({"default_language": "en_XX"}, "facebook/xmod-base"),
     "lfm2_moe": (
         {
             "num_hidden_layers": 24,
