@@ -155,6 +155,31 @@ def replay_schedule(
     return Replay(allocated, reserved, forward + backward, backward_at, allocator)
 
 
+def smallest_capacity(
+    schedule: Schedule, device: Device, *, torch_version: str, expandable_segments: bool = False
+) -> int:
+    """Return the least memory of a card, context included, on which the run survives.
+
+    Below the reserved peak the allocator gives cached segments back and tries again, which costs time; what is
+    allocated at the peak is the floor. Found by halving, to 2 MiB, the unit in which segments grow.
+
+    Raises:
+        ValueError: The device has no caching allocator, so that nothing is given back.
+    """
+    if not device.has_caching_allocator:
+        raise ValueError(f"{device.name} has no caching allocator; its smallest capacity is the estimate itself.")
+    free = replay_schedule(schedule, device, torch_version, expandable_segments)
+    fails, survives = int(free.allocated.max()) - 1, int(free.reserved.max())
+    while survives - fails > 2 * MIB:
+        middle = (fails + survives) // 2
+        try:
+            replay_schedule(schedule, device, torch_version, expandable_segments, middle)
+            survives = middle
+        except OutOfCapacity:
+            fails = middle
+    return survives + device.context_bytes
+
+
 def _stretch(schedule: Schedule, name: str) -> Stretch:
     """Return the first stretch of this name."""
     return next(item for item in schedule.stretches if item.name == name)

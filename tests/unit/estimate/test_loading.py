@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.estimate.allocator import CachingAllocator
+from workbench.estimate.allocator import CachingAllocator, OutOfCapacity
 from workbench.estimate.assemble import Schedule, line_up
 from workbench.estimate.loading import WHOLE, read_ahead
-from workbench.estimate.memory import replay_schedule
+from workbench.estimate.memory import replay_schedule, smallest_capacity
 from workbench.estimate.quantized import Card, runs_fused
 from workbench.estimate.run import traced_run
 from workbench.estimate.script import Script
@@ -135,3 +135,14 @@ def test_4bit_products_unpack_as_bitsandbytes_does(
     rows: int, shape: tuple[int, int], dtype: torch.dtype, card: Card, fused: bool
 ) -> None:
     assert runs_fused(rows, shape, dtype, card) is fused
+
+
+def test_the_smallest_capacity_survives_and_less_does_not() -> None:
+    device = find_device("Tesla T4")
+    schedule = _schedule(Script(), in_4bit=False)
+    least = smallest_capacity(schedule, device, torch_version="2.10.0") - device.context_bytes
+    free = replay_schedule(schedule, device, "2.10.0", False)
+    assert free.allocated.max() <= least <= free.reserved.max()
+    replay_schedule(schedule, device, "2.10.0", False, least)
+    with pytest.raises(OutOfCapacity):
+        replay_schedule(schedule, device, "2.10.0", False, least - 2 * MIB)
