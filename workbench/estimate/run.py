@@ -24,6 +24,7 @@ from ..hardware import Device, target_device
 from ..recipe import Recipe, require_valid
 from .allocator import start_compiling
 from .assemble import MAX_MICRO_BATCHES, line_up
+from .cpu_time import slowdown
 from .estimate import BatchShape, Estimate, MemoryEstimate
 from .garbage import collection_paused
 from .keys import cache_key
@@ -98,6 +99,10 @@ _LIVES: OrderedDict[str, TracedRun] = OrderedDict()
 _CACHE = threading.Lock()
 
 
+# From this many times the time of float32 on, a CPU is said to emulate bfloat16.
+SLOW_BFLOAT16 = 1.5
+
+
 def estimate_run(
     recipe: Recipe,
     device: Device | None = None,
@@ -148,6 +153,12 @@ def estimate_run(
     traced, was_cached = traced_run(traceable, target, batch, script, progress, cancel)
     memory = _memory(recipe, target, traced, script, extra_uncertainty=0.1 if len(notes) else 0.0)
     notes += _assumptions(recipe, target, batch)
+    slower = 1.0 if target.has_caching_allocator else slowdown(target, traced.life.tape.work)
+    if slower > SLOW_BFLOAT16:
+        notes.append(
+            f"Products in bfloat16 take {slower:.0f} times as long as in float32 on this CPU (measured). "
+            "Set training.mixed_precision=no and model.dtype=float32."
+        )
     step_time = estimate_time(recipe, target, traced.life, batch)
     if recipe.sharding.num_processes > 1:
         from .sharding import estimate_layout  # it asks this file for traces

@@ -6,6 +6,7 @@ reach of them. The host launches operators one by one; where that takes longer t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ BANDWIDTH_EFFICIENCY = 0.8
 # Rows and columns of the output one thread block makes; a partly filled last wave of blocks wastes the rest of it.
 TILE = 128
 # Uncertainty of step_s by where the rates come from.
-SPREAD = {"table": 0.35, "calibrated": 0.2, "quick": 0.4}
+SPREAD = {"table": 0.35, "calibrated": 0.2, "quick": 0.4, "anchored": 0.05}
 # A product with a side below this is bound by reading, not computing; calibration measures it apart.
 NARROW = 64
 
@@ -154,6 +155,42 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
     by_class["launch"] = max(0.0, host - busy) if on_gpu else host
     by_limit["launch"] = by_class["launch"]
     return StepTime(dict(by_class), dict(by_limit), flops, round(num_operators))
+
+
+def anchor_time(predicted: TimeEstimate, measured_step_s: float) -> TimeEstimate:
+    """Return the prediction scaled to a measured step of this very run; its ``basis`` says so.
+
+    Args:
+        predicted: From ``estimate_time``, or anchored before.
+        measured_step_s: Seconds of one optimizer step after the first, which makes the optimizer's state.
+
+    Raises:
+        ValueError: ``measured_step_s`` is not positive.
+    """
+    if measured_step_s <= 0:
+        raise ValueError(f"A step took {measured_step_s} s; give the seconds of a finished step.")
+    factor = measured_step_s / predicted.step_s
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * factor
+
+    def both(values: tuple[float, float] | None) -> tuple[float, float] | None:
+        return None if values is None else (values[0] * factor, values[1] * factor)
+
+    return dataclasses.replace(
+        predicted,
+        step_s=measured_step_s,
+        tokens_per_s=predicted.tokens_per_s / factor,
+        samples_per_s=predicted.samples_per_s / factor,
+        seconds_by_class={name: value * factor for name, value in predicted.seconds_by_class.items()},
+        seconds_by_limit={name: value * factor for name, value in predicted.seconds_by_limit.items()},
+        basis="anchored",
+        interval_s=(measured_step_s * (1 - SPREAD["anchored"]), measured_step_s / (1 - SPREAD["anchored"])),
+        total_s=scaled(predicted.total_s),
+        epoch_s=scaled(predicted.epoch_s),
+        cost_usd=both(predicted.cost_usd),
+        cost_usd_per_1000_tokens=both(predicted.cost_usd_per_1000_tokens),
+    )
 
 
 def class_of(work: Work) -> str:

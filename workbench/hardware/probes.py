@@ -112,7 +112,7 @@ def product_points(dtype: torch.dtype, layout: str, clock: Clock, seconds: float
     import torch
 
     chosen = tuple(sides) or PRODUCT_SIDES[str(dtype)[6:]]
-    points = []
+    points: Points = []
     for rows, inner, columns in itertools.product(chosen, repeat=3):
         left = torch.ones(inner, rows, dtype=dtype).t() if layout[0] == "t" else torch.ones(rows, inner, dtype=dtype)
         right = (
@@ -138,7 +138,7 @@ def operator_points(name: str, clock: Clock, seconds: float) -> Points:
 
     with torch.no_grad():
         bare = _operator_s(name, SMALL, clock, seconds, ring_bytes=0)[0]
-        points = []
+        points: Points = []
         for size in (*OPERAND_BYTES, FRESH_BYTES) if name in OF_LOGITS else OPERAND_BYTES:
             taken, moved = _operator_s(name, size // 4, clock, seconds, ring_bytes=RING_BYTES)
             points.append((float(moved), moved / max(taken - bare, 0.05 * taken)))
@@ -182,7 +182,7 @@ def attention_points(is_backward: bool, dtype: torch.dtype, clock: Clock, second
 
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    points = []
+    points: Points = []
     for length, size in itertools.product(LENGTHS, HEAD_SIZES):
         heads = 4
         query = torch.ones(1, heads, length, size, dtype=dtype)
@@ -209,7 +209,7 @@ def packed_points(clock: Clock, seconds: float) -> Points:
         from bitsandbytes import functional
     except ImportError:
         return []
-    points = []
+    points: Points = []
     for rows, inner, columns in itertools.product(*PACKED_SIDES):
         packed, state = functional.quantize_4bit(torch.ones(columns, inner), quant_type="nf4")
         value = torch.ones(rows, inner, requires_grad=True)
@@ -233,7 +233,7 @@ def dequantize_points(clock: Clock, seconds: float) -> Points:
         from bitsandbytes import functional
     except ImportError:
         return []
-    points = []
+    points: Points = []
     for side in (256, 1024):
         packed, state = functional.quantize_4bit(torch.ones(side, side), quant_type="nf4")
         moved = packed.numel() + 4 * side * side
@@ -250,7 +250,7 @@ def eight_bit_points(clock: Clock, seconds: float) -> Points:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         return []
-    points = []
+    points: Points = []
     for num_elements in (2**14, 2**20):
         parameter = torch.nn.Parameter(torch.ones(num_elements))
         parameter.grad = torch.ones(num_elements)

@@ -6,6 +6,7 @@ import pytest
 
 from workbench.estimate import BatchShape, estimate_run
 from workbench.estimate.shape import full_shape
+from workbench.estimate.time import anchor_time
 from workbench.hardware import Device, find_device
 from workbench.recipe import Recipe
 
@@ -72,3 +73,37 @@ def test_the_basis_says_where_rates_come_from() -> None:
     assert estimate_run(TINY, T4).time.basis == "table"
     measured = dataclasses.replace(T4, efficiency={"matmul.float16.large": 0.5, "elementwise": 0.9})
     assert estimate_run(TINY, measured).time.basis == "calibrated"
+
+
+def test_one_measured_step_anchors_every_figure() -> None:
+    recipe = TINY.with_changes({"training.max_steps": 10, "cost.price_per_hour_usd": 100.0})
+    predicted = estimate_run(recipe, CPU).time
+    anchored = anchor_time(predicted, 2 * predicted.step_s)
+    assert anchored.basis == "anchored"
+    assert anchored.step_s == pytest.approx(sum(anchored.seconds_by_class.values()))
+    assert anchored.total_s == pytest.approx(20 * predicted.step_s)
+    assert anchored.tokens_per_s == pytest.approx(predicted.tokens_per_s / 2)
+    assert anchored.cost_usd is not None and predicted.cost_usd is not None
+    assert anchored.cost_usd[0] == pytest.approx(2 * predicted.cost_usd[0])
+    assert anchored.interval_s[0] < anchored.step_s < anchored.interval_s[1]
+    with pytest.raises(ValueError, match="finished step"):
+        anchor_time(predicted, 0.0)
+
+
+def test_a_cpu_that_emulates_bfloat16_is_named_with_how_much_it_costs() -> None:
+    points = {f"matmul.{dtype}.{layout}": [(64.0, 64.0, 64.0, rate)] for layout in ("nn", "nt", "tn")
+              for dtype, rate in (("float32", 8e10), ("bfloat16", 4e9))}  # fmt: skip
+    slow = dataclasses.replace(CPU, rates=points)
+    recipe = TINY.with_changes({"training.mixed_precision": "bf16"})
+    assert any("bfloat16 take 20 times" in note for note in estimate_run(recipe, slow).notes)
+    assert not any("bfloat16" in note for note in estimate_run(TINY, slow).notes)
+    assert estimate_run(recipe, slow).time.step_s > 3 * estimate_run(TINY, slow).time.step_s
+
+
+def test_measured_curves_decide_the_time_of_a_cpu() -> None:
+    plain = estimate_run(TINY, CPU).time
+    slow = dataclasses.replace(CPU, rates={"silu": [(1.0, 1e7)]}, overhead_s={"backward": 1e-3})
+    step = estimate_run(TINY, slow).time
+    assert step.seconds_by_class["elementwise"] > 1.5 * plain.seconds_by_class["elementwise"]
+    assert step.seconds_by_class["launch"] > 10 * plain.seconds_by_class["launch"]
+    assert step.seconds_by_class["matmul"] == pytest.approx(plain.seconds_by_class["matmul"])
