@@ -81,7 +81,7 @@ def test_holders_of_a_band_and_of_all() -> None:
 def test_the_picture_opens_on_the_step_and_marks_both_instants() -> None:
     figure = explanation_figure(picture(), 7 * GIB)
     assert [trace.get("meta") for trace in figure["data"]] == ["parameter", "activation", None]
-    assert figure["data"][1]["y"] == [0, 2, 5, 2]
+    assert figure["data"][1]["y"] == [0, 2, 5, 1]
     assert "&lt;mlp&gt;" in figure["data"][1]["text"][2]
     layout = figure["layout"]
     assert layout["xaxis"]["range"] == [1, 3]

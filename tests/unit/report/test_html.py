@@ -88,7 +88,7 @@ def test_estimate_says_what_is_not_known() -> None:
     assert "not known" in render_estimate(estimate())
     html = render_estimate(estimate(total_s=4000.0, num_steps=16000, cost_usd=(0.1, 0.4)))
     assert "1 h 6 min" in html
-    assert "16000 steps, $0.10 to $0.40" in html
+    assert "16000 steps, $0.10 to 0.40" in html
 
 
 def test_notes_are_escaped_and_counted() -> None:

@@ -52,7 +52,7 @@ def test_an_estimate_says_verdict_range_peak_and_speed(estimate: Estimate) -> No
     assert "40M train (0.50%)" in text
     assert "Step: 500 ms (between 400 ms and 700 ms, table), 2,048 tokens/s." in text
     assert "Run: 100 steps, 50 s." in text
-    assert "Cost: 0.004 to 0.25 USD." in text
+    assert "Cost: 0.0040 to 0.25 USD for the run." in text
     assert text.endswith("Note: A note.")
 
 
