@@ -154,12 +154,12 @@ def count_tokens(batch: Mapping[str, Any], *, shifts_labels: bool = True) -> Tok
 def build_collator(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Collator:
     """Return the Collator that ``recipe`` asks for."""
     is_image = recipe.model.task == IMAGE_TEXT
-    words = tokenizer.tokenizer if is_image else tokenizer  # type: ignore[attr-defined]  # a processor
+    words = tokenizer.tokenizer if is_image else tokenizer
     candidates = (words.pad_token_id, words.eos_token_id, 0)
     pad = next(token for token in candidates if token is not None)
     is_fixed = recipe.data.padding == "max_length" and not recipe.data.packing
     length = recipe.data.max_length if is_fixed else None
     kind = LABEL_KINDS[recipe.model.task]
     if is_image:
-        return ImageCollator(int(pad), length, kind, tokenizer.image_processor)  # type: ignore[attr-defined]
+        return ImageCollator(int(pad), length, kind, tokenizer.image_processor)
     return Collator(int(pad), length, kind)
