@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..events import MEMORY_CATEGORIES, Timeline
-from ..units import GIB, MIB
 from .charts import CATEGORY_COLOURS, svg_text
-from .text import CATEGORY_LABELS
 
 # Plotly cannot read CSS variables; this grey has a contrast of at least 4.4 on white and on near-black.
 NEUTRAL = "#7c7c7c"
@@ -91,99 +88,6 @@ def render_length_histogram(lengths: Sequence[int], max_length: int, size: tuple
         f'<svg viewBox="0 0 {width} {height}" width="100%" role="img" aria-label="{escape(label)}" '
         f'xmlns="http://www.w3.org/2000/svg"><title>{escape(label)}</title>{"".join(body)}</svg>'
     )
-
-
-def timeline_figure(timeline: Timeline, capacity_bytes: int | None = None) -> dict[str, Any]:
-    """Return a plotly picture of memory by category over the traced life, with the phases marked.
-
-    The colours are those of the bar, whose legend names them; hovering names them too. At most 2,000 instants are
-    drawn; the highest one of each stretch is kept, so that no peak is lost.
-    """
-    names = [name for name in MEMORY_CATEGORIES if name in timeline.bytes_by_category]
-    columns = [timeline.bytes_by_category[name] for name in names]
-    count = len(columns[0]) if columns else 0
-    stride = max(1, math.ceil(count / 2000))
-    kept = [
-        max(range(start, min(start + stride, count)), key=lambda i: sum(int(column[i]) for column in columns))
-        for start in range(0, count, stride)
-    ]
-    highest = max((sum(int(column[i]) for column in columns) for i in kept), default=0)
-    unit, scale = ("GiB", GIB) if highest >= GIB else ("MiB", MIB)
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "memory",
-            "line": {"width": 0.5, "color": CATEGORY_COLOURS[name], "shape": "hv"},
-            "name": CATEGORY_LABELS.get(name, name),
-            "x": kept,
-            "y": [int(column[i]) / scale for i in kept],
-            "hovertemplate": f"%{{y:.4g}} {unit}",
-        }
-        for name, column in zip(names, columns, strict=True)
-    ]
-    if len(timeline.reserved_bytes):
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "line": {"width": 1.5, "dash": "dot", "color": NEUTRAL},
-                "name": "reserved",
-                "x": kept,
-                "y": [int(timeline.reserved_bytes[i]) / scale for i in kept],
-                "hovertemplate": f"%{{y:.4g}} {unit}",
-            }
-        )
-    layout = plotly_layout("instant (each birth or death of a storage)", unit)
-    layout["hovermode"] = "x unified"
-    layout["shapes"] = [
-        {
-            "type": "line",
-            "x0": start,
-            "x1": start,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": NEUTRAL, "width": 0.5},
-        }
-        for start, _ in timeline.phases
-    ]
-    layout["annotations"] = [
-        {
-            "x": start,
-            "yref": "paper",
-            "y": 1,
-            "text": escape(name),
-            "showarrow": False,
-            "xanchor": "left",
-            "textangle": -30,
-            "yanchor": "bottom",
-            "font": {"size": 10, "color": NEUTRAL},
-        }
-        for start, name in _spaced(timeline.phases, count)
-    ]
-    if capacity_bytes:
-        layout["shapes"].append(
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": capacity_bytes / scale,
-                "y1": capacity_bytes / scale,
-                "line": {"color": NEUTRAL, "dash": "dash"},
-            }
-        )
-    return {"data": data, "layout": layout}
-
-
-def _spaced(phases: Sequence[tuple[int, str]], count: int) -> list[tuple[int, str]]:
-    """Return the phases whose labels do not collide: at least 9 % of the width apart."""
-    kept: list[tuple[int, str]] = []
-    for start, name in phases:
-        if not kept or start - kept[-1][0] >= count * 0.09:
-            kept.append((start, name))
-    return kept
 
 
 def plotly_layout(x_title: str, y_title: str) -> dict[str, Any]:
