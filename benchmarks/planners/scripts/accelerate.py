@@ -1,7 +1,8 @@
 """Runs in our own environment: accelerate's ``calculate_maximum_sizes`` on a meta model, as estimate-memory does."""
 
-import json
 import sys
+
+from answering import answer_all
 
 # This file bears the package's name: its own folder must not come first on the path.
 sys.path.pop(0)
@@ -32,16 +33,5 @@ def figure(run):
     return {"num_bytes": {"allocated": total}, "fits": total <= run["capacity_gib"] * 2**30}
 
 
-def main():
-    """Answer every run."""
-    figures = {}
-    for run in json.load(sys.stdin):
-        try:
-            figures[run["id"]] = figure(run)
-        except Exception as error:
-            figures[run["id"]] = {"reason": f"{type(error).__name__}: {str(error)[:160]}"}
-    json.dump(figures, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    answer_all(figure)

@@ -1,8 +1,6 @@
 """Runs in fitcheck-llm's environment: descriptions of runs on stdin, ``{id: figure}`` on stdout."""
 
-import json
-import sys
-
+from answering import answer_all
 from fitcheck.config_parser import ModelConfig
 from fitcheck.estimator import TrainingConfig, estimate
 from fitcheck.gpu_db import GpuSpec, get_gpu
@@ -54,16 +52,5 @@ def figure(run):
     }
 
 
-def main():
-    """Answer every run."""
-    figures = {}
-    for run in json.load(sys.stdin):
-        try:
-            figures[run["id"]] = figure(run)
-        except Exception as error:
-            figures[run["id"]] = {"reason": f"{type(error).__name__}: {str(error)[:160]}"}
-    json.dump(figures, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    answer_all(figure)

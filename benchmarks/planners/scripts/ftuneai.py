@@ -1,7 +1,8 @@
 """Runs in ftuneai's environment: descriptions of runs on stdin, ``{id: figure}`` on stdout."""
 
-import json
 import sys
+
+from answering import answer_all
 
 # This file bears the package's name: its own folder must not come first on the path.
 sys.path.pop(0)
@@ -61,16 +62,5 @@ def figure(run):
     return {"num_bytes": {"process": round(total)}, "fits": total <= run["capacity_gib"] * GIB}
 
 
-def main():
-    """Answer every run."""
-    figures = {}
-    for run in json.load(sys.stdin):
-        try:
-            figures[run["id"]] = figure(run)
-        except Exception as error:
-            figures[run["id"]] = {"reason": f"{type(error).__name__}: {str(error)[:160]}"}
-    json.dump(figures, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    answer_all(figure)
