@@ -25,24 +25,26 @@ export function locate(plot, event) {
 }
 
 function render({ model, el }) {
-  const root = el.closest('.wb-explain') ?? document;
   let start = null;
+  // While a button is down plotly covers the page, so that the plot is only known from where the button went down.
   const down = (event) => {
-    start = [event.clientX, event.clientY];
+    const plot = event.target.closest?.('.js-plotly-plot');
+    const isOurs = plot && el.closest('.wb-explain')?.contains(plot);
+    const isControl = event.target.closest?.('.updatemenu-container, .modebar');
+    start = isOurs && !isControl ? { plot, x: event.clientX, y: event.clientY } : null;
   };
   const up = (event) => {
-    const plot = event.target.closest?.('.js-plotly-plot');
-    const moved = start && Math.hypot(event.clientX - start[0], event.clientY - start[1]);
+    const from = start;
     start = null;
-    if (!plot || moved === null || moved > MOVED_PX || event.target.closest('.updatemenu-container, .modebar')) return;
-    const found = locate(plot, event);
+    if (!from || Math.hypot(event.clientX - from.x, event.clientY - from.y) > MOVED_PX) return;
+    const found = locate(from.plot, event);
     if (found) model.send(found);
   };
   // Capturing, because plotly keeps these events to itself while it looks out for a drag.
-  root.addEventListener('mousedown', down, true);
+  document.addEventListener('mousedown', down, true);
   document.addEventListener('mouseup', up, true);
   return () => {
-    root.removeEventListener('mousedown', down, true);
+    document.removeEventListener('mousedown', down, true);
     document.removeEventListener('mouseup', up, true);
   };
 }

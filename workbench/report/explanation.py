@@ -17,6 +17,7 @@ from .text import CATEGORY_LABELS
 
 MARK = "#c8504b"
 SHOWN_SHARES = 8
+HOVER_LABEL = {"bgcolor": "rgba(32,32,32,0.92)", "font": {"color": "#f2f2f2", "size": 10}}
 HOVER_MODULES = 1
 
 
@@ -144,7 +145,7 @@ def explanation_figure(picture: MemoryPicture, capacity_bytes: int | None = None
             }
         )
     layout = plotly_layout("instants of the run, in order", unit)
-    layout |= {"height": 330, "hovermode": "x unified", "showlegend": False}
+    layout |= {"height": 330, "hovermode": "x unified", "hoverlabel": HOVER_LABEL, "showlegend": False}
     layout["margin"] = {"l": 56, "r": 16, "t": 64, "b": 40}
     layout["xaxis"] |= {"range": list(picture.window), "showticklabels": False}
     layout["shapes"] = [_rule(start, 0.6 if name == "forward" else 0.3) for start, name in picture.phases]
@@ -231,9 +232,13 @@ def _hover_texts(picture: MemoryPicture, category: str) -> list[str]:
     texts = []
     for point in range(picture.num_points):
         holders = picture.holders_at(point, category)[:HOVER_MODULES]
-        lines = [f"  {escape(module or 'outside the model')}: {format_bytes(size)}" for _, module, size in holders]
-        texts.append("".join(lines))
+        texts.append("".join(f", most in {escape(_short(module))}" for _, module, _ in holders))
     return texts
+
+
+def _short(module: str) -> str:
+    """Return the end of a module's path: a hover label has to leave the picture in sight."""
+    return ".".join(module.split(".")[-2:]) or "the loop"
 
 
 def _rule(start: int, width: float) -> dict[str, Any]:
