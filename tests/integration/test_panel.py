@@ -62,6 +62,18 @@ def test_a_run_from_start_to_opened_folder(panel: Workbench, tmp_path: Path) -> 
     opened.close()
 
 
+def test_a_measured_step_anchors_the_estimate_and_the_card_says_so(panel: Workbench) -> None:
+    predicted = panel.wait_for_estimate()
+    assert predicted.time.basis != "anchored"
+    session = panel.start()
+    panel.wait()
+    steps = session.history.column("step_s")
+    assert panel.estimate.time.basis == "anchored"
+    assert min(steps) <= panel.estimate.time.step_s <= max(steps)
+    assert panel.estimate.memory == predicted.memory
+    assert "a step of this run was measured" in panel._estimate_view._picture.value
+
+
 def test_a_second_run_is_refused_and_a_new_panel_attaches(panel: Workbench) -> None:
     panel.change({"training.max_steps": 3000})
     session = panel.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,14 @@ class EstimateView:
             delay_s=DEBOUNCE_S,
             on_progress=self._show_progress,
         )
+
+    def anchor(self, step_s: float) -> None:
+        """Put the measured seconds of a step of this very run in the place of the predicted ones; the card says so."""
+        from ..estimate.time import anchor_time
+
+        if self.estimate is not None and step_s > 0:
+            self.estimate = dataclasses.replace(self.estimate, time=anchor_time(self.estimate.time, step_s))
+            self._picture.value = render_estimate(self.estimate)
 
     def _changed(self, change: Change) -> None:
         if change.reason not in ("refused", "target") and change.fields:

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 import ipywidgets as widgets
+import numpy as np
 
 from ..estimate.estimate import Estimate
 from ..events import LIVE_STATES, Progress
@@ -20,6 +21,8 @@ from .runs import EndedRun, describe_leak, list_findings, read_facts, read_failu
 from .stream import Flusher, choose_plot
 
 LEAK_EVERY_STEPS = 10
+# Steps after which the measured time of a step takes the place of the predicted one on the estimate card.
+ANCHOR_STEPS = (3, 20)
 LEAK_NOTES = {"leak": "bad", "warm_up": "good", "clean": "good", "too_early": ""}
 
 
@@ -42,6 +45,8 @@ class TrainView:
         self._plot = choose_plot(plots)
         self._flusher: Flusher | None = None
         self._estimate: Estimate | None = None
+        self._anchored_steps = 0
+        self.anchor_listeners: list[Callable[[float], None]] = []
         self._levels: dict[str, list[tuple[str, float]]] = {}
         self._last_state = ""
         self._leak_step = -1
@@ -98,6 +103,7 @@ class TrainView:
         self._last_state = ""
         self._leak_step = -1
         self._levels = {}
+        self._anchored_steps = 0
         self._plot.set_level("memory", "predicted peak", None)
         self.error.clear()
         self.remedies.clear()
@@ -152,6 +158,7 @@ class TrainView:
         self._plot.state = state
         self._plot.flush(heartbeat=heartbeat)
         self._show_prediction(session)
+        self._anchor(session)
         facts = read_facts(session)
         _set(self._facts, render_run_facts(facts))
         _set(self._progress, self._render_progress(session, facts))
@@ -171,6 +178,19 @@ class TrainView:
             if level is not None:
                 self._levels["memory"] = [("predicted peak", level)]
                 self._plot.set_level("memory", "predicted peak", level)
+
+    def _anchor(self, session: Any) -> None:
+        """Tell the estimate what a step of this run took: the first time after three steps, then with more of them."""
+        history, estimate = getattr(session, "history", None), self._estimate
+        wanted = next((count for count in reversed(ANCHOR_STEPS) if history is not None and len(history) >= count), 0)
+        if wanted <= self._anchored_steps or estimate is None or session.recipe.hardware.emulate:
+            return
+        self._anchored_steps = wanted
+        if estimate.recipe_digest == session.recipe.digest():
+            # The first step makes the optimizer's state and is no measure of the others.
+            step_s = float(np.nanmedian(history.column("step_s")[1:wanted]))
+            for listener in self.anchor_listeners:
+                listener(step_s)
 
     def _render_progress(self, session: Any, facts: Any) -> str:
         if facts.state == "preparing":

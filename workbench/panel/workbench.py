@@ -315,6 +315,7 @@ class Workbench:
         refresh = connect_fields(self._model, self._fields, self._header)
         refresh(Change(frozenset(), "start"))
         self._estimate_view.listeners.append(self._train.set_estimate)
+        self._train.anchor_listeners.append(self._estimate_view.anchor)
         self._estimate_view.wants_effects = lambda: live_session() is None
         self._preview.listeners.append(self._estimate_view.request)
         self._train.ended_listeners.append(self._ended)
