@@ -101,7 +101,9 @@ class Loader:
 
     def _collect(self) -> tuple[list[_Weight], list[_Weight]]:
         """Return the weights of the base and of the adapter in the order of the modules, shared ones once."""
-        weights, adapters, seen = [], [], set()
+        weights: list[_Weight] = []
+        adapters: list[_Weight] = []
+        seen: set[int] = set()
         for name, module in zip(self._known.names, self._known.modules, strict=True):
             for field, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) not in seen:

@@ -144,7 +144,7 @@ def _fused_rule() -> Any:
 
     path = Path(bitsandbytes.__file__).parent / "backends" / "cuda" / "ops.py"
     wanted = {"_gemm_4bit_use_custom_cuda", "_GEMM_4BIT_CUSTOM_FLOOR_M"}
-    found = [
+    found: list[ast.stmt] = [
         node
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if (isinstance(node, ast.FunctionDef) and node.name in wanted)
