@@ -111,7 +111,8 @@ def render_readme(stored: Mapping[str, Any]) -> str:
         f"Of {failed} runs that ran out of memory {false_fits} are said to fit; of {clear} runs (of {finished} that "
         f"finished) with 10 % of the card to spare {called} are. {met} of {len(stored['targets'])} targets are met. "
         "Rows of a T4 ran transformers 5; all others ran older or other code, and are extrapolated. No constant was "
-        "fitted to the rows; two rules were found with the T4's: the order of addresses, and that threads read weights ahead.",
+        "fitted to the rows; two rules were found with the T4's: the order of addresses, and that threads read weights "
+        "ahead.",
     ]
     return "\n".join(lines)
 
