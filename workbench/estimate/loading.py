@@ -26,8 +26,8 @@ WEIGHT = "parameter"
 WHOLE = "unpacked weight"
 # Threads that read weights. Source: GLOBAL_WORKERS, transformers/core_model_loading.py.
 READERS = 4
-# Assumed: a thread reads 1 GiB/s, and packing one weight keeps the main thread for 1 ms. Chosen with 29 published runs on
-# a T4 in view: with 0.5 to 2 ms their reserved bytes are 1.3 to 1.5 % off in the mean, with 0 ms 2.0 %, one of them 18 %.
+# Assumed: a thread reads 1 GiB/s, and packing one weight keeps the main thread for 1 ms. Chosen with 29 published runs
+# on a T4 in view: with 0.5 to 2 ms their reserved bytes are 1.3 to 1.5 % off in the mean, with 0 ms 2.0 % and one 18 %.
 READ_BYTES_PER_S = GIB
 PACK_S = 1e-3
 
