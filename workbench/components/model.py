@@ -149,12 +149,30 @@ def attention_implementation(recipe: Recipe, config: Any) -> str:
 
 def _skeleton(recipe: Recipe, config: Any, precision: Precision) -> nn.Module:
     with torch.device("meta"):
-        return auto_class(recipe).from_config(
+        model = auto_class(recipe).from_config(
             config,
             dtype=precision.weight_dtype,
             attn_implementation=attention_implementation(recipe, config),
             trust_remote_code=recipe.model.trust_remote_code,
         )
+    _move_to_meta(model, precision.weight_dtype)
+    return model
+
+
+def _move_to_meta(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Give up the storage of weights that were made on the CPU; XLNet makes its own with ``torch.FloatTensor``.
+
+    That constructor knows neither the default device nor the default dtype, in which the checkpoint would be loaded.
+    """
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or parameter.is_meta:
+                continue
+            if id(parameter) not in moved:
+                data = torch.empty_like(parameter, device="meta", dtype=dtype)
+                moved[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+            module._parameters[name] = moved[id(parameter)]
 
 
 def _load(

@@ -78,6 +78,17 @@ def test_meta_model_has_the_modules_and_dtypes_of_the_real_one(tmp_path, bits, k
     assert count_parameters(real) == count_parameters(meta)
 
 
+def test_weights_that_a_model_makes_on_the_cpu_lie_on_meta_in_the_dtype_they_are_loaded_in(tmp_path):
+    from transformers import XLNetConfig
+
+    source = tiny_source(tmp_path, has_weights=False)
+    source.config = XLNetConfig(vocab_size=64, d_model=32, n_layer=1, n_head=2, d_inner=32)
+    changes = {"model.name_or_path": "xlnet", "adapter.method": "none", "model.dtype": "bfloat16"}
+    model = build_model(recipe_with(changes), source, CPU, place="meta")
+    found = {(parameter.device.type, parameter.dtype) for parameter in model.parameters()}
+    assert found == {("meta", torch.bfloat16)}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
