@@ -49,7 +49,7 @@ def compute_loss(
         return _plain_nll(logits, batch["labels"], num_items)
     if recipe.training.loss_type == "chunked_nll":
         return _chunked_nll(model, batch, num_items)
-    if _accepts_loss_arguments(_causal_model(model)):
+    if _accepts_loss_arguments(_causal_model(model)) and not _expects_images(model, batch):
         extra = {} if num_items is None else {"num_items_in_batch": num_items}
         return model(**batch, **extra).loss
     # Code from outside transformers often lacks num_items_in_batch and would average each micro-batch by itself.
@@ -145,6 +145,15 @@ def _accepts_loss_arguments(causal: Any) -> bool:
         return bool(declared)
     parameters = inspect.signature(type(causal).forward).parameters.values()
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _expects_images(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+    """Return whether the model's own loss cuts places of images off the logits which this batch does not have.
+
+    Source:
+        ``GitForCausalLM.forward`` of transformers: it learns ``logits[:, num_image_tokens:]``, with images or without.
+    """
+    return "pixel_values" not in batch and _causal_model(model).config.model_type == "git"
 
 
 def _hidden_states(causal: Any, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -155,3 +155,14 @@ def test_models_without_loss_arguments_are_normalised_over_the_step(llama):
     foreign.load_state_dict(llama.state_dict())
     batch = batch_of()
     assert torch.equal(compute_loss(NLL, foreign, batch, 9), compute_loss(NLL, llama, batch, 9))
+
+
+def test_a_model_of_images_learns_from_text_alone():
+    from transformers import GitConfig, GitForCausalLM
+
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = GitForCausalLM(GitConfig(vocab_size=128, **text, vision_config={**vision, "image_size": 32})).eval()
+    batch = batch_of()
+    expected = ForCausalLMLoss(model(input_ids=batch["input_ids"]).logits, batch["labels"], 128, num_items_in_batch=9)
+    assert torch.equal(compute_loss(NLL, model, batch, 9), expected)
