@@ -44,4 +44,6 @@ def layer_period(model: nn.Module, config: Any) -> int | None:
     for period in range(1, count // 2 + 1):
         if all(texts[index] == texts[index % period] for index in range(count)):
             return period
+    if count > 2 and len(set(texts[1:])) == 1:
+        return 1  # Only the first differs (RWKV normalises the embeddings in it): it is traced for itself anyhow.
     return None

@@ -10,6 +10,7 @@ import torch
 
 from workbench.errors import Cancelled, EstimateError, RecipeError
 from workbench.estimate import clear_caches, estimate_run, run
+from workbench.estimate.unroll import unroll
 from workbench.events import MEMORY_CATEGORIES, Cancel
 from workbench.hardware import Device, find_device
 from workbench.recipe import Recipe
@@ -101,6 +102,28 @@ def test_counts_of_an_unrolled_model_are_those_of_the_whole() -> None:
         whole = AutoModelForCausalLM.from_config(source.config)
     estimate = estimate_run(recipe, T4)
     assert estimate.num_parameters - estimate.num_trainable_parameters == sum(p.numel() for p in whole.parameters())
+
+
+def test_layers_that_only_the_first_differs_from_are_unrolled_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 7, "vocab_size": 64}
+    recipe = Recipe().with_changes({"model.config": config, "data.max_length": 8})
+    unrolled: list[int] = []
+
+    def counted(*args: object) -> object:
+        unrolled.append(1)
+        return unroll(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run, "unroll", counted)
+    clear_caches()
+    short = estimate_run(recipe, T4)
+    assert unrolled
+    monkeypatch.setattr(run, "layer_period", lambda *_: None)
+    clear_caches()
+    whole = estimate_run(recipe, T4)
+    clear_caches()
+    assert len(unrolled) == 1
+    assert (short.num_parameters, short.time.flops) == (whole.num_parameters, whole.time.flops)
+    assert short.memory.peak_allocated_bytes == whole.memory.peak_allocated_bytes
 
 
 def test_a_second_estimate_comes_from_the_cache_and_says_the_same() -> None:
