@@ -26,8 +26,8 @@ MIN_LARGE = 10 << 20
 ROUND_LARGE = 2 << 20
 
 # Where addresses start; they go down from here. The order of addresses decides between free blocks of one size. Of the
-# 20 published runs on a T4 that load without quantization, going up gives 10 the reserved bytes that were read and errors
-# of up to 9 %, going down 17, and 8 MiB of error. Source: fitcheck-llm 0.3.1, data/measurements.
+# 20 published runs on a T4 that load without quantization, going up gives 10 the reserved bytes that were read and
+# errors of up to 9 %, going down 17, and 8 MiB of error. Source: fitcheck-llm 0.3.1, data/measurements.
 TOP_ADDR = 1 << 60
 
 # Columns of the block table.

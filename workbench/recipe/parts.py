@@ -32,7 +32,7 @@ def _shown(
 
     ``tries`` are the values of a toggle whose effect is shown, where its other values cannot be counted up.
     """
-    extra = {"label": label, "show": show, "toggle": toggle or bool(tries), "tries": tries}
+    extra: dict[str, Any] = {"label": label, "show": show, "toggle": toggle or bool(tries), "tries": tries}
     return Field(default, json_schema_extra=extra, **limits)
 
 

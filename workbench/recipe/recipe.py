@@ -305,9 +305,8 @@ def _sentence(path: str, item: Any) -> str:
         high = "" if known.maximum is None else f" up to {_number(known.maximum)}"
         allowed = kind + low + high
     else:
-        allowed = {"bool": "true or false", "str": "text, not empty", "list": _LISTS.get(known.item_type, "a list")}.get(
-            known.type_name, known.type_name
-        )
+        words = {"bool": "true or false", "str": "text, not empty", "list": _LISTS.get(known.item_type, "a list")}
+        allowed = words.get(known.type_name, known.type_name)
     if known.optional:
         allowed += ", or nothing"
     return f"{seen!r} is not allowed; allowed is {allowed}. The default is {known.default!r}."

@@ -16,7 +16,7 @@ def test_there_are_twenty_with_names_of_their_own() -> None:
 @pytest.mark.parametrize("item", gpu_accuracy.CONFIGURATIONS, ids=lambda item: item.name)
 def test_each_is_a_recipe_that_an_a100_accepts(item: gpu_accuracy.Configuration) -> None:
     facts = find_device("NVIDIA A100-SXM4-80GB").facts(for_estimate=True)
-    recipe = gpu_accuracy.recipe_of(item, False)
+    recipe = item.recipe()
     assert find_problems(recipe, facts) == []
     assert recipe.training.per_device_train_batch_size == item.batch_size
 

@@ -167,6 +167,7 @@ def test_data_facts_name_bad_rows() -> None:
     report = SimpleNamespace(
         padding=SimpleNamespace(longest=0.123, group_by_length=0.0, packing=0.01, max_length=0.6),
         num_evaluation_rows=64, supervised_fraction=0.63, truncated_fraction=0.004, notes=(PAYLOAD,), format="chats",
+        classes={PAYLOAD: 3},
         bad_rows=tuple(f"rows.jsonl, line {i}: {PAYLOAD}" for i in range(9)), num_bad_rows=20,
     )  # fmt: skip
     prepared = SimpleNamespace(report=report, lengths=[1] * 3700, num_tokens=419_000)

@@ -70,7 +70,7 @@ def build_tiny_run(recipe, folder, *, num_samples: int = 22, precision=None) -> 
     set_seed(recipe.training.seed)
     model = build_model(recipe, source, CPU, place="cpu")
     evaluation = None if recipe.evaluation.split == "none" else rows_of(recipe.evaluation.max_rows, seed=9)
-    data = SimpleNamespace(train=rows_of(num_samples), evaluation=evaluation)
+    data = SimpleNamespace(train=rows_of(num_samples), evaluation=evaluation, classes=())
     num_steps = count_steps(recipe, num_samples)
     optimizer = build_optimizer(recipe, model)
     return Run(

@@ -177,14 +177,15 @@ def _gradient(model: nn.Module, *losses: Callable[[], Tensor]) -> Tensor:
 @contextlib.contextmanager
 def _without_checkpointing(model: nn.Module) -> Iterator[None]:
     """Turn checkpointing off at every module that has a switch, and on again."""
-    switched = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False) is True]
+    modules: list[Any] = list(model.modules())
+    switched = [module for module in modules if getattr(module, "gradient_checkpointing", False) is True]
     for module in switched:
-        module.gradient_checkpointing = False  # type: ignore[assignment]
+        module.gradient_checkpointing = False
     try:
         yield
     finally:
         for module in switched:
-                module.gradient_checkpointing = True
+            module.gradient_checkpointing = True
 
 
 def _unequal_halves(subject: Subject) -> tuple[dict[str, Tensor], list[dict[str, Tensor]], tuple[int, int]] | None:
