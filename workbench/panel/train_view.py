@@ -23,7 +23,11 @@ from .stream import Flusher, choose_plot
 LEAK_EVERY_STEPS = 10
 # Steps after which the measured time of a step takes the place of the predicted one on the estimate card.
 ANCHOR_STEPS = (3, 20)
-LEAK_NOTES = {"leak": "bad", "warm_up": "good", "clean": "good", "too_early": ""}
+# Growth that ends, or comes and goes, is no leak: said without alarm.
+LEAK_NOTES = {
+    "leak": "bad", "fragmentation": "warn", "warm_up": "good", "clean": "good", "bounded_buffer": "good",
+    "periodic": "good", "longer_batch": "good", "cycle": "good", "too_early": "",
+}  # fmt: skip
 
 
 class TrainView:
