@@ -304,7 +304,13 @@ def _config_from_values(values: Mapping[str, Any], where: str, task: str) -> Pre
 
 def _check_sizes(config: PretrainedConfig, where: str) -> None:
     """Raise ModelError for sizes no model can have, which would otherwise fail deep inside a layer."""
-    text = config.get_text_config()
+    try:
+        text = config.get_text_config()
+    except ValueError as error:  # MusicGen: it reads text with one model and writes audio with the other
+        raise ModelError(
+            f"{where} describes a {config.model_type} model, which holds several language models, so that none of them "
+            "is the one to train. Choose another model."
+        ) from error
     if getattr(text, "is_heterogeneous", False):
         return  # Sizes differ from layer to layer; the config class has checked them.
     for field in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):

@@ -152,3 +152,8 @@ def test_names_start_with_what_can_be_trained() -> None:
 def test_every_name_of_the_list_is_found() -> None:
     for name in model_names():
         assert find(name).config.vocab_size > 0
+
+
+def test_a_model_of_several_language_models_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ModelError, match="musicgen model, which holds several language models"):
+        find("music", config={"model_type": "musicgen"})
