@@ -75,7 +75,7 @@ def _decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     if own is not None:
         return own(labels=labels)
     config = model.config.get_text_config(decoder=True)
-    start = model.config.decoder_start_token_id
+    start = getattr(model.config, "decoder_start_token_id", None)
     start = getattr(config, "bos_token_id", None) if start is None else start
     shifted = functional.pad(labels[:, :-1], (1, 0), value=0 if start is None else start)
     return shifted.masked_fill(shifted == IGNORE_INDEX, getattr(config, "pad_token_id", None) or 0)

@@ -15,7 +15,7 @@ from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
 from . import catalogue, hub
 from .packing import require_isolation
-from .task import CAUSAL, TASKS, model_class, tasks_of, with_classes
+from .task import CAUSAL, SEQ2SEQ, TASKS, model_class, tasks_of, with_classes
 from .tokenizer import has_tokenizer_files, load_tokenizer
 
 if TYPE_CHECKING:
@@ -290,6 +290,11 @@ def _config_from_values(values: Mapping[str, Any], where: str, task: str) -> Pre
         raise ModelError(f"{where} cannot be used ({_first_line(error)}). Correct that field.") from error
     if model_class(task, config) is None:
         raise ModelError(_other_task(where, config, task))
+    if task == SEQ2SEQ and not config.is_encoder_decoder:
+        raise ModelError(
+            f"{where} describes a {model_type} model, which transformers lists among the encoder-decoders, though it "
+            "continues what it reads. Choose an encoder-decoder, such as T5 or BART."
+        )
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True)
     if task == CAUSAL and is_encoder and not getattr(config, "is_encoder_decoder", False):
         # As a language model it would see the very tokens it is to predict. (Of an encoder-decoder, transformers takes

@@ -157,3 +157,9 @@ def test_every_name_of_the_list_is_found() -> None:
 def test_a_model_of_several_language_models_is_refused_in_one_sentence() -> None:
     with pytest.raises(ModelError, match="musicgen model, which holds several language models"):
         find("music", config={"model_type": "musicgen"})
+
+
+def test_a_model_that_continues_what_it_reads_is_no_encoder_decoder() -> None:
+    assert find("summary", task="seq2seq-lm", config={"model_type": "t5"}).config.is_encoder_decoder
+    with pytest.raises(ModelError, match="continues what it reads"):
+        find("speech", task="seq2seq-lm", config={"model_type": "qwen2_audio"})
