@@ -15,7 +15,8 @@ from ..recipe import Recipe
 _IRRELEVANT = (
     "data.name_or_path", "data.config_name", "data.split", "data.max_rows", "data.format", "data.messages_column",
     "data.prompt_column", "data.completion_column", "data.text_column", "data.train_on", "data.padding",
-    "data.max_length", "data.group_by_length", "data.num_proc", "data.dataloader_num_workers", "adapter.lora_alpha",
+    "data.max_length", "data.group_by_length", "data.sampling", "data.num_proc", "data.dataloader_num_workers",
+    "adapter.lora_alpha",
     "training.per_device_train_batch_size", "training.gradient_accumulation_steps", "training.learning_rate",
     "phases.steps", "phases.learning_rate",
     "training.num_train_epochs", "training.max_steps", "training.lr_scheduler_type", "training.warmup_steps",

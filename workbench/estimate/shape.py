@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..components.sampling import inverse_frequencies, length_buckets
 from ..recipe import Recipe
 from .estimate import BatchShape
 
@@ -41,7 +42,8 @@ def shape_of_lengths(recipe: Recipe, lengths: np.ndarray) -> BatchShape:
     """Return the shape for samples of these lengths.
 
     The mean length of a batch is the expected maximum of its samples, for samples drawn at random: of ``n`` sorted
-    lengths the ``i``-th is the longest of a batch of ``b`` with probability ``(i/n)**b - ((i-1)/n)**b``.
+    lengths the ``i``-th is the longest of a batch of ``b`` with probability ``(i/n)**b - ((i-1)/n)**b``. Where samples
+    are balanced by length, their shares take the place of ``1/n``; of balance by class only the data could tell.
     """
     data, batch_size = recipe.data, recipe.training.per_device_train_batch_size
     if len(lengths) == 0:
@@ -49,8 +51,13 @@ def shape_of_lengths(recipe: Recipe, lengths: np.ndarray) -> BatchShape:
     batch_size = min(batch_size, len(lengths))
     ordered = np.sort(lengths.astype(np.float64))
     mean_real = float(ordered.mean())
+    ranks = np.arange(len(ordered) + 1) / len(ordered)
     longest = int(ordered[-1])
     varied = bool(ordered[0] != ordered[-1])
+    if data.sampling == "balanced_length" and varied:
+        shares = inverse_frequencies(length_buckets(ordered))
+        mean_real = float((ordered * shares).sum())
+        ranks = np.concatenate(([0.0], np.cumsum(shares)))
     if data.packing:
         return BatchShape(batch_size, longest, mean_real, mean_real, False, "data", len(lengths))
     if data.padding == "max_length":
@@ -63,7 +70,6 @@ def shape_of_lengths(recipe: Recipe, lengths: np.ndarray) -> BatchShape:
             np.mean([chunk[-1] for chunk in np.array_split(ordered, max(1, len(ordered) // batch_size))])
         )
     else:
-        ranks = np.arange(len(ordered) + 1) / len(ordered)
         mean_length = float((ordered * np.diff(ranks**batch_size)).sum())
     padded = varied and batch_size > 1
     return BatchShape(batch_size, longest, mean_length, mean_real, padded, "data", len(lengths))

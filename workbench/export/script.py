@@ -22,7 +22,7 @@ from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import Device, read_device
 from ..recipe import Recipe
 from ..train.arguments import count_steps
-from ..train.sampler import EpochSampler
+from ..train.sampler import sampler_of
 
 TEMPLATE = Path(__file__).with_name("script_template.txt")
 
@@ -137,10 +137,10 @@ def _require_plain(recipe: Recipe) -> None:
 
 def _stored_order(recipe: Recipe, data: PreparedData) -> np.ndarray | None:
     """Return the order of each epoch, (epochs, samples), or None where it is a plain shuffle."""
-    if not recipe.data.group_by_length:
+    if not recipe.data.group_by_length and recipe.data.sampling == "uniform":
         return None
     training, count = recipe.training, len(data.train)
-    sampler = EpochSampler(count, training.seed, list(data.train["length"]), training.effective_batch_size)
+    sampler = sampler_of(recipe, data.train)
     num_batches = -(-count // training.per_device_train_batch_size)
     steps_per_epoch = max(1, -(-num_batches // training.gradient_accumulation_steps))
     epochs = []

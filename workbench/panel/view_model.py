@@ -22,7 +22,7 @@ _DATA_FIELDS = frozenset(
     {"model.name_or_path", "model.revision", "model.trust_remote_code", "training.seed", "evaluation.split"}
     | {"evaluation.max_rows"}
     | {info.path for info in iter_fields() if info.group == "data"}
-) - {"data.padding", "data.group_by_length", "data.dataloader_num_workers", "data.num_proc"}
+) - {"data.padding", "data.group_by_length", "data.sampling", "data.dataloader_num_workers", "data.num_proc"}
 
 
 @dataclass(frozen=True, slots=True)

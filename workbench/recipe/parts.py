@@ -98,6 +98,9 @@ class DataPart(Part):
     """Join samples to full sequences of ``max_length`` without padding; samples do not see each other."""
     group_by_length: bool = _shown(False, "Group by length", toggle=True)
     """Draw batches from samples of similar length, so that less is padding."""
+    sampling: Literal["uniform", "balanced_length", "balanced_class"] = _shown("uniform", "Sampling")
+    """``uniform``: each sample once an epoch. Balanced: drawn with replacement, so that rare lengths (in powers of two)
+    or rare classes come as often as common ones; some samples come several times an epoch and others never."""
     num_proc: int = _shown(1, "Tokenizing workers", show="hidden", ge=1, le=64)
     """Processes that tokenize."""
     dataloader_num_workers: int = _shown(0, "Loader workers", show="hidden", ge=0, le=64)

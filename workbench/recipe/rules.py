@@ -140,7 +140,24 @@ def _data(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
         )
     if data.packing and data.padding == "max_length":
         problems.append(Problem("data.padding", "packed sequences need no padding.", (("data.padding", "longest"),)))
+    reason = _against_balance(recipe)
+    if reason:
+        problems.append(Problem("data.sampling", f"{data.sampling} {reason}", (("data.sampling", "uniform"),)))
     return problems
+
+
+def _against_balance(recipe: Recipe) -> str:
+    """Return why samples cannot be drawn as ``data.sampling`` says; empty where they can."""
+    data = recipe.data
+    if data.sampling == "uniform":
+        return ""
+    if data.packing:
+        return "draws single samples, and packing has joined them to sequences of one length."
+    if data.group_by_length:
+        return "draws samples at random, and group_by_length puts those of similar length together."
+    if data.sampling == "balanced_class" and recipe.model.task != "sequence-classification":
+        return f"needs classes, which belong to model.task=sequence-classification, not to {recipe.model.task}."
+    return ""
 
 
 def _task(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:

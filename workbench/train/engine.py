@@ -21,7 +21,7 @@ from .checkpoint import random_state
 from .control import Control
 from .resumable import ResumableTrainer, progress_data
 from .run_folder import RunFolder
-from .sampler import EpochSampler
+from .sampler import EpochSampler, sampler_of
 from .telemetry import COUNTS, CountingCollator, Publisher, TokenCounts, is_finite
 
 # Steps in a row that ``policies.on_nonfinite: skip`` skips. A model whose weights are NaN never recovers.
@@ -51,15 +51,7 @@ class Engine(ResumableTrainer):
         self._skipped_in_a_row = 0
         self.phases = PhaseSwitch(run.recipe, run.model)
         self.most_slots = 0  # Token slots of the largest micro-batch so far.
-        lengths = list(run.data.train["length"]) if run.recipe.data.group_by_length else None
-        # Grouped by the effective batch, as transformers does: the order stays when a smaller micro-batch with more
-        # accumulation takes over in the middle of the run.
-        self._sampler = EpochSampler(
-            len(run.data.train),
-            run.recipe.training.seed,
-            lengths,
-            run.recipe.training.effective_batch_size * arguments.world_size,
-        )
+        self._sampler = sampler_of(run.recipe, run.data.train, num_processes=arguments.world_size)
         super().__init__(
             model=run.model,
             args=arguments,

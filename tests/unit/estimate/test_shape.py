@@ -39,6 +39,15 @@ def test_grouping_by_length_pads_less() -> None:
     )
 
 
+def test_balance_by_length_draws_long_samples_more_often() -> None:
+    lengths = np.array([10, 12, 14, 40])
+    shape = shape_of_lengths(_recipe(batch=2, sampling="balanced_length"), lengths)
+    chances = np.array([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    longest_of_two = np.outer(chances, chances) * np.maximum.outer(lengths, lengths)
+    assert shape.mean_length == pytest.approx(longest_of_two.sum())
+    assert shape.mean_real_tokens == pytest.approx(26)
+
+
 def test_padding_to_max_length() -> None:
     shape = shape_of_lengths(_recipe(batch=2, max_length=64, padding="max_length"), np.array([10, 64]))
     assert (shape.length, shape.mean_length, shape.padded) == (64, 64.0, True)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from workbench.errors import ExportError
-from workbench.export.script import _require_plain, render_script
+from workbench.export.script import _require_plain, _stored_order, render_script
 from workbench.hardware import find_device
 from workbench.recipe import Recipe, field_info
 from workbench.recipe.parts import OPTIMIZERS
@@ -46,6 +47,19 @@ def test_dtypes_are_those_of_the_device() -> None:
     assert "AUTOCAST_DTYPE = 'bfloat16'" in render({})
     assert "AUTOCAST_DTYPE = 'float16'" in render({}, "Tesla T4")
     assert "WEIGHT_DTYPE = 'float32'" in render({"adapter.method": "none"})
+
+
+def test_an_order_that_is_no_plain_shuffle_is_written_down() -> None:
+    data: Any = SimpleNamespace(train=Dataset.from_dict({"length": [5] * 15 + [90]}))
+
+    def order(sampling: str) -> Any:
+        changes = {"data.sampling": sampling, "training.num_train_epochs": 3.0}
+        return _stored_order(Recipe().with_changes(changes), data)
+
+    assert order("uniform") is None
+    stored = order("balanced_length")
+    assert stored.shape == (3, 16)
+    assert (stored == 15).mean() > 0.2
 
 
 def test_names_cannot_become_code() -> None:

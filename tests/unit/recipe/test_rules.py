@@ -18,6 +18,9 @@ WRONG = [
     ({"model.attn_implementation": "flash_attention_2"}, CPU, "model.attn_implementation"),
     ({"data.packing": True, "data.group_by_length": True}, None, "data.group_by_length"),
     ({"data.packing": True, "data.padding": "max_length"}, None, "data.padding"),
+    ({"data.packing": True, "data.sampling": "balanced_length"}, None, "data.sampling"),
+    ({"data.group_by_length": True, "data.sampling": "balanced_length"}, None, "data.sampling"),
+    ({"data.sampling": "balanced_class"}, None, "data.sampling"),
     (
         {"evaluation.split": "none", "evaluation.load_best_model_at_end": True},
         None,

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 
+from workbench.components.sampling import inverse_frequencies
 from workbench.errors import DataError, MissingPackageError, NonFiniteError, RunError
 from workbench.events import Event
 from workbench.train import arguments as arguments_module
@@ -75,6 +76,23 @@ def test_grouping_takes_every_sample_once_with_less_padding(count):
         assert lengths[next(iter(grouped))] == max(lengths)
         full = [[lengths[i] for i in list(grouped)[start : start + 4]] for start in range(0, 40, 4)]
         assert full != sorted(full, reverse=True)  # The batches themselves stay in random order.
+
+
+def test_balanced_draws_are_a_function_of_seed_and_epoch_and_reach_the_rare_sample():
+    probabilities = inverse_frequencies([0] * 99 + [1])
+
+    def order(epoch, seed=1):
+        sampler = EpochSampler(100, seed, probabilities=probabilities)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+    assert order(0) != order(0, seed=2)
+    assert len(order(0)) == 100
+    drawn = [index for epoch in range(40) for index in order(epoch)]
+    assert set(drawn) <= set(range(100))
+    assert 0.46 < drawn.count(99) / len(drawn) < 0.54
 
 
 def test_tokens_are_counted():

@@ -17,6 +17,7 @@ CASES = {
     "end of an epoch": ({"training__gradient_accumulation_steps": 1, "training__max_steps": 14}, 11),
     "dropout": ({"adapter__lora_dropout": 0.3, "training__lr_scheduler_type": "cosine"}, 3),
     "grouped by length": ({"data__group_by_length": True, "training__max_steps": 9}, 7),
+    "balanced by length": ({"data__sampling": "balanced_length", "training__max_steps": 9}, 7),
     "with evaluations": ({"evaluation__eval_steps": 2, "training__warmup_steps": 4}, 3),
     "8-bit states": ({"training__optim": "adamw_bnb_8bit"}, 3),
     "lion": ({"training__optim": "lion_8bit"}, 3),
