@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.architectures`` traces what is not stored yet (``--again``: everything, ``--only NAME``: those)
 and writes ``benchmarks/data/architectures.json`` and ``docs/architectures.md``. Width is the default; depth too, where
-equal layers are traced once. A class that needs longer than the limit is tried again with few layers and marked so.
+equal layers are traced once. A class that needs longer than the limit is tried again with few layers, then with short
+samples (those that loop over time take an operator for each token), and marked so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,24 @@ DEVICE = "NVIDIA A100-SXM4-40GB"
 LENGTH = 128
 LIMIT_S = 60
 FEW_LAYERS = 4
+SHORT = 16
+# Lengths that a default config allows only: the product of Reformer's axial positions.
+LENGTHS: Mapping[str, int] = {"reformer": 4096}
 
+COHERE_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 50_000,
+    "mrope_interleaved": True,
+    "mrope_section": [24, 20, 20],
+}
+QWEN4_INDEXER = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 128,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
+}
 # Fields that a default config leaves empty, so that transformers itself cannot build the model. The values are those of
 # the released checkpoint that is named.
 COMPLETED: Mapping[str, tuple[dict[str, Any], str]] = {
@@ -46,6 +64,13 @@ COMPLETED: Mapping[str, tuple[dict[str, Any], str]] = {
     "ministral": ({"head_dim": 128}, "mistralai/Ministral-8B-Instruct-2410"),
     "nemotron": ({"num_key_value_heads": 8, "head_dim": 128}, "nvidia/Minitron-8B-Base"),
     "dbrx": ({"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}}, "databricks/dbrx-base"),
+    "cohere_compass_text": (
+        {"rope_parameters": {"full_attention": None, "sliding_attention": COHERE_ROPE}},
+        "CohereLabs/North-Micro-Vision-Instruct",
+    ),
+    "qwen4_exp": ({"text_config": QWEN4_INDEXER}, "Qwen/Qwen4-Exp"),
+    "qwen4_exp_text": (QWEN4_INDEXER, "Qwen/Qwen4-Exp"),
+    "longt5": ({"decoder_start_token_id": 0}, "google/long-t5-tglobal-base"),
     "xmod": ({"default_language": "en_XX"}, "facebook/xmod-base"),
     "lfm2_moe": (
         {
@@ -97,11 +122,20 @@ def trace(task: str, model_type: str, *, limit_s: int = LIMIT_S) -> Row:
     """Estimate one default config; few layers where the whole takes longer than ``limit_s``."""
     values, note = _values(task, model_type)
     began = time.perf_counter()
-    row = _try(task, model_type, values, note, limit_s)
+    length = LENGTHS.get(model_type, LENGTH)
+    if length != LENGTH:
+        note = _joined(f"samples of {length} tokens", note)
+    row = _try(task, model_type, values, (length, note), limit_s)
     if row.reason.startswith("slower"):
         few = {**values, "num_hidden_layers": FEW_LAYERS}
-        row = _try(task, model_type, few, f"{FEW_LAYERS} layers" + (f"; {note}" if note else ""), limit_s)
+        row = _try(task, model_type, few, (length, _joined(f"{FEW_LAYERS} layers", note)), limit_s)
+        if not row.is_traced:
+            row = _try(task, model_type, values, (SHORT, _joined(f"samples of {SHORT} tokens", note)), limit_s)
     return Row(**{**asdict(row), "elapsed_s": round(time.perf_counter() - began, 1)})
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
 
 
 def _values(task: str, model_type: str) -> tuple[dict[str, Any], str]:
@@ -117,7 +151,7 @@ def _values(task: str, model_type: str) -> tuple[dict[str, Any], str]:
         if is_encoder and not getattr(config, "is_encoder_decoder", False) and _is_off(config):
             values |= AS_DECODER
             notes.append("is_decoder")
-    return values, "; ".join(notes)
+    return values, _joined(*notes)
 
 
 def _is_off(config: Any) -> bool:
@@ -128,9 +162,10 @@ def _is_off(config: Any) -> bool:
     return getattr(made, "is_decoder", True) is False and not getattr(made, "is_encoder_decoder", False)
 
 
-def _try(task: str, model_type: str, values: dict[str, Any], note: str, limit_s: int) -> Row:
+def _try(task: str, model_type: str, values: dict[str, Any], how: tuple[int, str], limit_s: int) -> Row:
+    length, note = how
     recipe = Recipe.from_dict(
-        {"model": {"name_or_path": model_type, "task": task, "config": values}, "data": {"max_length": LENGTH}}
+        {"model": {"name_or_path": model_type, "task": task, "config": values}, "data": {"max_length": length}}
     )
     before = signal.signal(signal.SIGALRM, _too_slow)
     signal.alarm(limit_s)
@@ -165,14 +200,15 @@ def read_rows() -> dict[tuple[str, str], Row]:
 def write_rows(rows: Iterable[Row]) -> None:
     """Write the JSON and the page."""
     ordered = sorted(rows, key=lambda row: (list(TASKS).index(row.task), row.model_type))
-    facts = {"transformers": transformers.__version__, "rows": [asdict(row) for row in ordered]}
+    classes = {task: len(model_types(task)) for task in TASKS}
+    facts = {"transformers": transformers.__version__, "classes": classes, "rows": [asdict(row) for row in ordered]}
     STORED.parent.mkdir(exist_ok=True)
     STORED.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(render_page(ordered, transformers.__version__), encoding="utf-8")
+    PAGE.write_text(render_page(ordered, transformers.__version__, classes), encoding="utf-8")
 
 
-def render_page(rows: list[Row], version: str) -> str:
-    """Return ``docs/architectures.md``."""
+def render_page(rows: list[Row], version: str, classes: Mapping[str, int]) -> str:
+    """Return ``docs/architectures.md``; ``classes`` has how many of a task that transformers knows."""
     lines = [
         "# Architectures",
         "",
@@ -182,14 +218,16 @@ def render_page(rows: list[Row], version: str) -> str:
         "is taken as expected. A model's own Python is never executed here. Some defaults leave fields empty, so that",
         "transformers itself cannot build them; the note names the checkpoint whose published values fill them.",
         "",
-        "| task | classes | estimated | share |",
-        "| --- | ---: | ---: | ---: |",
+        "The share is that of the classes that were tried.",
+        "",
+        "| task | classes | tried | estimated | share | not tried |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for task in TASKS:
         own = [row for row in rows if row.task == task]
-        done = sum(row.is_traced for row in own)
-        if own:
-            lines.append(f"| {task} | {len(own)} | {done} | {100 * done / len(own):.1f} % |")
+        done, known = sum(row.is_traced for row in own), classes[task]
+        share = f"{100 * done / len(own):.1f} %" if own else ""
+        lines.append(f"| {task} | {known} | {len(own)} | {done} | {share} | {known - len(own)} |")
     for task in TASKS:
         own = [row for row in rows if row.task == task]
         if not own:
