@@ -86,7 +86,7 @@ KINDS = {
             "hardware.emulate": "Tesla T4:181MiB",
             "adapter.lora_dropout": 0.1,
         },
-        {"evaluation.per_device_eval_batch_size": 2},
+        {"evaluation.per_device_eval_batch_size": 1},
         is_exact=True,
     ),
     "longest batch, the first remedy offered": Kind({}, None, is_exact=False),
