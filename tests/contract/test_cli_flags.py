@@ -36,6 +36,8 @@ def example_of(info) -> tuple[str, object]:
     if info.type_name in ("int", "float"):
         value = 9 if info.type_name == "int" else 0.5
         return str(value), value
+    if info.path == "training.upload_to":
+        return "file:///mnt/runs", "file:///mnt/runs"
     return "other", "other"
 
 

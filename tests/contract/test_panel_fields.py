@@ -23,6 +23,7 @@ OTHER_TEXTS: dict[str, Any] = {
     "hardware.emulate": "Tesla T4",
     "adapter.target_modules": "q_proj, v_proj",
     "evaluation.split": "none",
+    "training.upload_to": "file:///mnt/runs",
 }
 
 

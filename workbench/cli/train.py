@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import RunError
 from ..events import Event, Progress
+from ..recipe.locations import is_url
 from ..units import format_bytes, format_seconds
 from .arguments import ProgressLine, add_recipe_arguments, read_recipe
 
@@ -27,8 +28,9 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--out", metavar="DIR", help="run folder; default: a new folder below ./runs")
     parser.add_argument(
         "--resume",
-        metavar="DIR",
-        help="continue the run of this folder from its last checkpoint; flags and --set change its settings",
+        metavar="DIR|URL",
+        help="continue the run of this folder from its last checkpoint, or of this URL (what training.upload_to was) "
+        "from its newest whole checkpoint; flags and --set change its settings",
     )
     parser.add_argument(
         "--continue",
@@ -80,6 +82,8 @@ def _line_of(event: Event) -> str:
         return f"saved {data.get('path', '')}"
     if event.kind == "finding":
         return f"! {data.get('summary', '')}"
+    if event.kind in ("log", "spike"):
+        return str(data.get("message", ""))
     return ""
 
 
@@ -91,6 +95,11 @@ def run(options: argparse.Namespace) -> int:
     if options.goes_on and options.out and not options.resume:
         options.resume = options.out if list_checkpoints(options.out) else None
         begins_again = options.resume is None and (Path(options.out) / METRICS).exists()
+    if is_url(options.resume):
+        from ..train.download import fetch_run
+
+        options.resume = str(fetch_run(options.resume, options.out, progress=ProgressLine(options)))
+        options.out = None
     base = read_recipe_of(Path(options.resume)) if options.resume else None
     recipe = read_recipe(options, base)
     from ..pipeline import start_session

@@ -227,7 +227,7 @@ def start_session(
     Args:
         recipe: What to run.
         run_dir: The run's folder; None makes a new one below ``./runs``.
-        resume_from: A run folder or checkpoint to continue from.
+        resume_from: A run folder or checkpoint to continue from, or a URL that ``training.upload_to`` was.
         observers: Receive every event besides the recorder and the doctors.
         device: The device to run on; None reads this machine's.
         begins_again: ``run_dir`` holds a run that ended before its first checkpoint: begin it again there.

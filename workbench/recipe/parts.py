@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from ..errors import Problem, RecipeError
+from .locations import credentials_in
 
 
 class Part(BaseModel):
@@ -230,8 +233,23 @@ class TrainingPart(Part):
     """Steps between checkpoints; 0 keeps only the final one."""
     save_total_limit: int | None = _shown(2, "Checkpoints kept", show="hidden", ge=1)
     """Older checkpoints are deleted."""
+    upload_to: str | None = _shown(None, "Upload to", min_length=1)
+    """Store that each finished checkpoint and the result are copied to, as an fsspec URL (``file:///mnt/runs``,
+    ``s3://bucket/runs``), each run in a folder of its name there: ``workbench train --resume URL`` goes on elsewhere.
+    Credentials never stand in the URL; the store's own environment variables hold them."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = _shown((), "Report to", show="hidden")
     """Trackers that also receive the metrics."""
+
+    @field_validator("upload_to")
+    @classmethod
+    def _is_plain_url(cls, value: str | None) -> str | None:
+        # Not a ValueError: pydantic would repeat the value, and with it the secret.
+        if value is not None and credentials_in(value):
+            raise RecipeError([Problem("training.upload_to", credentials_in(value))])
+        if value is not None and "://" not in value:
+            text = f"{value!r} is no URL; allowed is one such as file:///mnt/runs or s3://bucket/runs."
+            raise RecipeError([Problem("training.upload_to", text)])
+        return value
 
     @property
     def effective_batch_size(self) -> int:

@@ -109,7 +109,11 @@ class ResumableTrainer(Trainer):
     def best_checkpoint(self) -> Path | None:
         """The checkpoint of the best evaluation, where there is one."""
         best = self.state.best_model_checkpoint
-        return Path(best) if best and Path(best).is_dir() else None
+        if not best:
+            return None
+        # A run that was fetched from a store has it in a folder of another name, perhaps of another system.
+        here = self._folder.path / CHECKPOINTS / best.replace("\\", "/").rsplit("/", 1)[-1]
+        return next((path for path in (Path(best), here) if path.is_dir()), None)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoint = Path(resume_from_checkpoint)

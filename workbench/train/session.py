@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Cancelled, NonFiniteError, Problem, RecipeError, RunError
 from ..events import LIVE_STATES, Cancel, Event, Meter, Observer, Progress
 from ..hardware import Device, read_device
 from ..recipe import Recipe, require_valid
+from ..recipe.locations import is_url
 from . import process
 from .control import Control, StopRequested
 from .explain import as_run_error, is_out_of_memory, sentence_of
@@ -31,6 +32,9 @@ from .ranks import RankWatch, for_ranks, join_ranks, leave_ranks, read_ranks
 from .run_folder import RECIPE, RunFolder, find_checkpoint, new_path
 from .teardown import chain_of, collect_memory, drop_frames, let_go
 from .telemetry import Publisher
+
+if TYPE_CHECKING:
+    from .upload import Uploader
 
 # What a kernel without subshells has to do while a cell waits, so that buttons work; the panel adds to it.
 WAIT_HOOKS: list[Callable[[], object]] = []
@@ -78,7 +82,8 @@ class Session:
         Args:
             recipe: What to run.
             run_dir: The run's folder; None makes a new one below ``./runs``, or continues in the one resumed from.
-            resume_from: A run folder (its last checkpoint) or a checkpoint to continue from.
+            resume_from: A run folder (its last checkpoint), a checkpoint, or a URL that ``training.upload_to`` was:
+                its newest whole checkpoint is fetched into a new run folder.
             observers: Receive every event.
             meters: Measure each step.
             device: The device to run on; None reads this machine's.
@@ -86,10 +91,16 @@ class Session:
 
         Raises:
             RunFolderError: ``resume_from`` has no checkpoint.
+            RecipeError: The URL holds credentials, or no installed package can open it.
         """
         self.recipe = recipe
         self._checkpoint: Path | None = None
         self._continues = begins_again
+        self._uploader: Uploader | None = None
+        if is_url(resume_from):
+            from .download import fetch_run
+
+            resume_from, run_dir = fetch_run(str(resume_from), run_dir), None
         if resume_from is not None:
             resumed_dir, self._checkpoint = find_checkpoint(resume_from)
             self._continues = run_dir is None or Path(run_dir).resolve() == resumed_dir.resolve()
@@ -156,6 +167,7 @@ class Session:
             raise RecipeError([field])
         self._fit_to_ranks()
         require_valid(self.recipe, device.facts(for_estimate=False))
+        self._open_store()
         process.become_live(self)
         try:
             folder = self._open_folder()
@@ -169,6 +181,19 @@ class Session:
             process.end_live(self)
             raise
         return self
+
+    def _open_store(self) -> None:
+        """Make ready to upload what the run saves, where the Recipe asks for it.
+
+        Raises:
+            RecipeError: No installed package knows this kind of URL.
+        """
+        if self.recipe.training.upload_to is None or not self.ranks.is_main:
+            return
+        from .upload import Uploader
+
+        self._uploader = Uploader(self.recipe, self.run_dir, self._publisher.publish)
+        self.add_observer(self._uploader)  # After the recorder, which writes the rows that go with a checkpoint.
 
     def _fit_to_ranks(self) -> None:
         """Make the Recipe say how many processes there are.
@@ -297,6 +322,9 @@ class Session:
             data = {"sentence": self.failure_text(), "kind": type(error).__name__, "traceback": self.error_traceback}
             self._publisher.publish(Event("error", data))
         collect_memory()
+        if self._uploader is not None:
+            self._tell(Progress("upload", 0, 1, "Waiting for the last upload"))
+            self._ask(self._uploader.finish)
         with self._state_lock:
             self._set_state(outcome)
             folder.release()
@@ -372,6 +400,8 @@ class Session:
             engine.save_checkpoint()
             if self.ranks.is_main:
                 self.result_dir = self._save_result(run, folder)
+                if self._uploader is not None:
+                    self._ask(functools.partial(self._uploader.add_result, self.result_dir))
         engine.close()
         if self.ranks.size > 1:
             leave_ranks()
