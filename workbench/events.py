@@ -102,7 +102,7 @@ class Event:
 
     Attributes:
         kind: ``"state"``, ``"step"``, ``"progress"``, ``"evaluation"``, ``"checkpoint"``, ``"finding"``,
-            ``"edit"``, ``"log"``, ``"error"``.
+            ``"edit"``, ``"log"``, ``"spike"``, ``"error"``.
         data: Plain JSON values. ``step`` events carry the columns of METRIC_COLUMNS.
         time_s: Wall-clock seconds since the epoch.
     """

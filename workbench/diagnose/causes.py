@@ -101,6 +101,7 @@ nonfinite.other | A value became NaN or Inf | See the operator and the module na
 loss.exactly_zero | The loss is exactly 0 | See how many tokens are supervised.
 loss.frozen | The loss does not change | See whether the trained parameters are in the optimizer.
 loss.outlier_batch | One batch with a huge gradient changed the weights | Set max_grad_norm=1.0.
+loss.spikes | The loss of single steps stands out again and again | Look at the training samples it names; skip or damp such steps with policies.on_spike.
 data.no_supervised_tokens | Rows have no supervised token after truncation | Raise max_length or drop these rows.
 data.no_generation_markers | The chat template has no generation markers | Use a template with generation blocks.
 data.eos_not_learned | No end-of-sequence token is supervised | Use another pad token, or mask by attention_mask.

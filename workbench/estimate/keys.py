@@ -26,7 +26,8 @@ _IRRELEVANT = (
     "evaluation.split", "evaluation.max_rows", "evaluation.eval_steps", "evaluation.early_stopping_patience",
     "evaluation.load_best_model_at_end", "evaluation.per_device_eval_batch_size", "hardware.device",
     "hardware.emulate", "hardware.torch_version", "hardware.expandable_segments", "cost.price_per_hour_usd",
-    "policies.on_nonfinite", "sharding.num_processes", "sharding.num_machines", "sharding.layout",
+    "policies.on_nonfinite", "policies.on_spike", "policies.spike_factor",
+    "sharding.num_processes", "sharding.num_machines", "sharding.layout",
     "sharding.tensor_parallel_size", "sharding.pipeline_parallel_size", "sharding.network", "sharding.machine_network",
     "sharding.bucket_cap_mb", "sharding.timeout_s",
 )  # fmt: skip

@@ -129,6 +129,8 @@ def _require_plain(recipe: Recipe) -> None:
         problems.append(f"training.activation_storage={recipe.training.activation_storage} (the workbench's own code)")
     if recipe.training.gradient_checkpointing_every > 1 or recipe.training.gradient_checkpointing_keep_first:
         problems.append("checkpointing of single layers")
+    if recipe.policies.on_spike != "keep":
+        problems.append(f"policies.on_spike={recipe.policies.on_spike} (the workbench's own loop)")
     if recipe.sharding.num_processes > 1:
         problems.append("several devices (workbench launch writes the files of an engine)")
     if problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from ..train.session import Session
 
 # The doctors look at the whole history, a few milliseconds for a long run: not at every step.
 LOOK_EVERY_STEPS = 10
+# Spikes that the doctors look at: each holds its rows.
+KEPT_SPIKES = 100
 
 
 class WatchedSession(Session):
@@ -34,6 +37,7 @@ class WatchedSession(Session):
         history: Every step, those before a resume included.
         meter: What measures memory.
         findings: What the doctors found so far, each cause once.
+        spikes: The newest steps whose loss stood out, as their events say it.
     """
 
     history: History
@@ -43,6 +47,7 @@ class WatchedSession(Session):
     ) -> None:
         super().__init__(recipe, device=device, meters=[meter], **options)
         self.findings: list[Finding] = []
+        self.spikes: deque[Mapping[str, Any]] = deque(maxlen=KEPT_SPIKES)
         self.meter = meter
         recorder = Recorder(self.run_dir)
         self.history = recorder.history
@@ -76,7 +81,9 @@ class WatchedSession(Session):
     def look(self) -> list[Finding]:
         """Ask the doctors now; return, keep and publish what is new since they last looked."""
         known = {finding.cause for finding in self.findings}
-        found = diagnose_run(self.history, counter=self._counter, capacity_bytes=self._target.capacity_bytes)
+        found = diagnose_run(
+            self.history, counter=self._counter, capacity_bytes=self._target.capacity_bytes, spikes=tuple(self.spikes)
+        )
         new = [finding for finding in found if finding.cause not in known]
         for finding in new:
             self._tell_finding(finding)
@@ -185,6 +192,8 @@ class _Doctors:
         self._session = session
 
     def on_event(self, event: Event) -> None:
+        if event.kind == "spike":
+            self._session.spikes.append(event.data)
         is_step = event.kind == "step" and int(event.data["step"]) % LOOK_EVERY_STEPS == 0
         is_end = event.kind == "state" and event.data.get("state") in ("done", "stopped", "failed")
         if is_step or is_end:

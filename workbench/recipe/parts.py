@@ -335,3 +335,9 @@ class PoliciesPart(Part):
 
     on_nonfinite: Literal["stop", "skip"] = _shown("stop", "On NaN or Inf")
     """A step with a NaN or Inf gradient never updates the weights; then ``stop`` the run or ``skip`` the step."""
+    on_spike: Literal["keep", "skip", "damp"] = _shown("keep", "On a loss spike")
+    """A step whose loss stands far out of the last 50 is always told with its rows; then ``keep`` learns from it,
+    ``skip`` leaves the update out, ``damp`` scales its gradients down to the median norm of those steps."""
+    spike_factor: float = _shown(6.0, "Spike factor", gt=0.0, le=1000.0)
+    """A spike begins at median + factor x 1.4826 x MAD (median absolute deviation) of the losses of the last 50 steps:
+    the factor counts standard deviations where losses scatter normally."""

@@ -368,6 +368,14 @@ def _sharding(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return problems
 
 
+def _policies(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    policy, layout = recipe.policies.on_spike, recipe.sharding.layout
+    if policy == "keep" or layout == "ddp" or recipe.sharding.num_processes == 1:
+        return []
+    message = f"{policy} changes whole gradients before the update, which {layout} cuts over the devices."
+    return [Problem("policies.on_spike", message, (("policies.on_spike", "keep"),))]
+
+
 # Their states are quantized in blocks, or factored by rows and columns, of a whole weight.
 _BLOCKWISE_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "adafactor")
 
@@ -383,4 +391,5 @@ _RULES: tuple[Rule, ...] = (
     _phases,
     _activations,
     _sharding,
+    _policies,
 )

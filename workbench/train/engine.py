@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -22,7 +23,8 @@ from .control import Control
 from .resumable import ResumableTrainer, progress_data
 from .run_folder import RunFolder
 from .sampler import EpochSampler, sampler_of
-from .telemetry import COUNTS, CountingCollator, Publisher, TokenCounts, is_finite
+from .spikes import SHOWN_ROWS, Spike, begin_of, spike_event
+from .telemetry import COUNTS, ROW, CountingCollator, Publisher, TokenCounts, is_finite
 
 # Steps in a row that ``policies.on_nonfinite: skip`` skips. A model whose weights are NaN never recovers.
 MAX_SKIPPED_STEPS = 20
@@ -56,7 +58,7 @@ class Engine(ResumableTrainer):
             model=run.model,
             args=arguments,
             data_collator=CountingCollator(run.collator),
-            train_dataset=run.data.train,
+            train_dataset=_numbered(run.data.train),
             eval_dataset=run.data.evaluation,
             optimizers=(run.optimizer, run.schedule),
             callbacks=[_Flow(self)],
@@ -131,7 +133,7 @@ class Engine(ResumableTrainer):
             self._skipped_in_a_row = 0
             if self.args.max_grad_norm > 0:
                 trainable = [parameter for parameter in self._run.model.parameters() if parameter.grad is not None]
-                torch.nn.utils.clip_grads_with_norm_(trainable, self.args.max_grad_norm, norm)
+                torch.nn.utils.clip_grads_with_norm_(trainable, self.args.max_grad_norm, norm * damping)
         else:
             self._block_update(loss, norm_value)
         return norm
@@ -139,6 +141,8 @@ class Engine(ResumableTrainer):
     def _block_update(self, loss: float, norm: float) -> None:
         """Keep a NaN or Inf out of the weights; then go on or stop, as the policy says.
 
+            spike = self._spikes.judge(loss, norm_value) if self._counts.supervised else None
+            damping = 1.0 if spike is None else self._answer_spike(spike)
         Raises:
             NonFiniteError: The policy is to stop, or too many steps in a row were skipped.
         """
@@ -146,14 +150,37 @@ class Engine(ResumableTrainer):
         if scale is not None and scale > 1 and math.isfinite(loss):
             # Normal in the first steps of float16: the scaler drops the update and halves its scale.
             self._log(f"Step {self._row['step']}: float16 gradients overflowed at a loss scale of {scale:g}; skipped.")
+    def _answer_spike(self, spike: Spike) -> float:
+        """Tell of a step that stands out, do as the policy says, and return what its gradients were scaled by."""
+        policy, rows = self._run.recipe.policies.on_spike, self._rows_of_step()
+        self._spikes.num_spikes += 1
+        damping = 1.0
+        if policy == "skip":
+            self._spikes.num_skipped += 1
+            self._drop_gradients()
+        elif policy == "damp" and spike.damping < 1:
+            damping = spike.damping
+            torch._foreach_mul_(self._gradients(), damping)
+        texts = [begin_of(self._run.data.train[row], self._run.tokenizer) for row in rows[:SHOWN_ROWS]]
+        told = spike_event(spike, policy, self._row["step"], rows, texts)
+        self._publisher.publish(Event("spike", {**told, "num_skipped": self._spikes.num_skipped}))
+        return damping
+
+    def _rows_of_step(self) -> list[int]:
+        """The training samples of the step, by their number in the prepared data."""
+        return list(self._counts.rows)
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._run.model.parameters():
+            parameter.grad = None  # Every optimizer leaves a parameter without a gradient alone.
+
             return
         names = [
             name
             for name, parameter in self._run.model.named_parameters()
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
         ]
-        for parameter in self._run.model.parameters():
-            parameter.grad = None  # Every optimizer leaves a parameter without a gradient alone.
+        self._drop_gradients()
         self._skipped_in_a_row += 1
         where = f" First bad gradient: {names[0]} ({len(names)} in all)." if names else ""
         text = f"Step {self._row['step']}: the loss is {loss:g} and the gradient norm {norm:g}; no weight was updated."
@@ -187,6 +214,7 @@ class Engine(ResumableTrainer):
         }
         self._folder.beat()
 
+        self._spikes.record(self._row.get("loss"), self._row.get("grad_norm", math.nan))
     def finish_row(self) -> None:
         """Publish the row of the step, once."""
         row, self._row = self._row, {}
@@ -315,6 +343,14 @@ class _Flow(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         engine = self._engine
         phase = engine.phases.apply(state.global_step, engine._run.optimizer)
+def _numbered(samples: Any) -> Any:
+    """Return the training set with each sample's number, which goes with it into its batch.
+
+    The order alone would not tell: loader workers fetch ahead, and every rank takes other samples.
+    """
+    return samples.add_column(ROW, np.arange(len(samples)), new_fingerprint=f"{samples._fingerprint}-numbered")
+
+
         if phase is not None:
             number = len(engine._run.recipe.phases.steps)
             trainable = sum(one.numel() for one in engine._run.model.parameters() if one.requires_grad)

@@ -56,7 +56,7 @@ class RankedEngine(Engine):
         own = sum((batch.pop(COUNTS) for batch in batches), TokenCounts())
         self._watch.mark(f"step {self.state.global_step + 1}: counting tokens")
         sums = self._add_up([own.real, own.padding, own.supervised])
-        self._counts = TokenCounts(*(int(value) for value in sums))
+        self._counts = TokenCounts(int(sums[0]), int(sums[1]), int(sums[2]), own.rows)
         self._step_loss = None
         # The wrapper averages gradients over the ranks: dividing each rank's sum by a mean rank's tokens makes that
         # average the mean over all tokens.
@@ -73,6 +73,12 @@ class RankedEngine(Engine):
             own = float(self._step_loss)
             self._step_loss = torch.tensor(self._add_up([own])[0] / self._ranks.size, device=self._step_loss.device)
         return super()._get_grad_norm(model, grad_norm)
+
+    def _rows_of_step(self) -> list[int]:
+        """The training samples of all ranks: the loss is of all of them, so that all come here at the same step."""
+        rows: list[list[int]] = [[] for _ in range(self._ranks.size)]
+        distributed.all_gather_object(rows, super()._rows_of_step())
+        return [row for own in rows for row in own]
 
     def _add_up(self, values: list[float]) -> list[float]:
         return add_up(values, self.args.device)

@@ -16,6 +16,7 @@ from .build import Run
 from .checkpoint import load_weights, random_state, save_weights, set_random_state
 from .rescue import Fingerprint, fingerprint
 from .run_folder import CHECKPOINTS, RunFolder
+from .spikes import SpikeDetector
 from .telemetry import Publisher, StepClock
 
 RUN_STATE = "run_state.json"
@@ -45,6 +46,7 @@ class ResumableTrainer(Trainer):
         self._clock = StepClock()
         self._row: dict[str, Any] = {}
         self._evaluations_without_gain = 0
+        self._spikes = SpikeDetector(run.recipe.policies.spike_factor)
         self._random_state: dict[str, Any] = {}
         self._before_update: Fingerprint | None = None
         self._resumes_from: str | None = None
@@ -96,6 +98,7 @@ class ResumableTrainer(Trainer):
                 "evaluations_without_gain": self._evaluations_without_gain,
                 "optim": self._run.recipe.training.optim,
                 "due_row": self._due_row,
+                "spikes": self._spikes.state(),
             }
             (temporary / RUN_STATE).write_text(json.dumps(state), encoding="utf-8")
         self._folder.remove_old_checkpoints(self._run.recipe.training.save_total_limit, protect=self.best_checkpoint)
@@ -123,6 +126,7 @@ class ResumableTrainer(Trainer):
             self._clock = StepClock(float(state["elapsed_s"]))
             self._evaluations_without_gain = int(state["evaluations_without_gain"])
             self._due_row = state.get("due_row")
+            self._spikes.restore(state.get("spikes"))
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         # It warns of another micro-batch than the checkpoint's. The effective batch is what the position depends on,

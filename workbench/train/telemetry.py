@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..events import Event, Meter, Observer
@@ -15,18 +15,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COUNTS = "counts"
+# Column of a training sample's number; held-out ones have none.
+ROW = "row"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of some micro-batches."""
+    """Tokens of some micro-batches, and the numbers of their training samples."""
 
     real: int = 0
     padding: int = 0
     supervised: int = 0
+    rows: tuple[int, ...] = ()
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
-        return TokenCounts(self.real + other.real, self.padding + other.padding, self.supervised + other.supervised)
+        return TokenCounts(
+            self.real + other.real,
+            self.padding + other.padding,
+            self.supervised + other.supervised,
+            self.rows + other.rows,
+        )
 
 
 class CountingCollator:
@@ -38,7 +46,9 @@ class CountingCollator:
     def __call__(self, samples: list[Any]) -> dict[str, Any]:
         batch = self._collator(samples)
         count = getattr(self._collator, "count", None)
-        return {**batch, COUNTS: count_tokens(batch) if count is None else _summed(count(batch))}
+        counts = count_tokens(batch) if count is None else _summed(count(batch))
+        rows = tuple(int(sample[ROW]) for sample in samples if ROW in sample)
+        return {**batch, COUNTS: replace(counts, rows=rows)}
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> TokenCounts:

@@ -75,6 +75,7 @@ def test_names_cannot_become_code() -> None:
         ({"training.activation_storage": "8bit"}, "activation_storage=8bit"),
         ({"model.task": "sequence-classification"}, "causal language models"),
         ({"sharding.num_processes": 2}, "several devices"),
+        ({"policies.on_spike": "skip"}, "on_spike=skip"),
     ],
 )
 def test_what_a_plain_script_cannot_do_is_said(changes: dict[str, Any], words: str) -> None:

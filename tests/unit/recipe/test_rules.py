@@ -22,6 +22,11 @@ WRONG = [
     ({"data.group_by_length": True, "data.sampling": "balanced_length"}, None, "data.sampling"),
     ({"data.sampling": "balanced_class"}, None, "data.sampling"),
     (
+        {"policies.on_spike": "skip", "sharding.num_processes": 2, "sharding.layout": "zero2"},
+        None,
+        "policies.on_spike",
+    ),
+    (
         {"evaluation.split": "none", "evaluation.load_best_model_at_end": True},
         None,
         "evaluation.load_best_model_at_end",
