@@ -131,6 +131,8 @@ class Engine(ResumableTrainer):
         }
         if is_finite(loss, norm_value):
             self._skipped_in_a_row = 0
+            spike = self._spikes.judge(loss, norm_value) if self._counts.supervised else None
+            damping = 1.0 if spike is None else self._answer_spike(spike)
             if self.args.max_grad_norm > 0:
                 trainable = [parameter for parameter in self._run.model.parameters() if parameter.grad is not None]
                 torch.nn.utils.clip_grads_with_norm_(trainable, self.args.max_grad_norm, norm * damping)
@@ -138,18 +140,6 @@ class Engine(ResumableTrainer):
             self._block_update(loss, norm_value)
         return norm
 
-    def _block_update(self, loss: float, norm: float) -> None:
-        """Keep a NaN or Inf out of the weights; then go on or stop, as the policy says.
-
-            spike = self._spikes.judge(loss, norm_value) if self._counts.supervised else None
-            damping = 1.0 if spike is None else self._answer_spike(spike)
-        Raises:
-            NonFiniteError: The policy is to stop, or too many steps in a row were skipped.
-        """
-        scale = self._row["loss_scale"]
-        if scale is not None and scale > 1 and math.isfinite(loss):
-            # Normal in the first steps of float16: the scaler drops the update and halves its scale.
-            self._log(f"Step {self._row['step']}: float16 gradients overflowed at a loss scale of {scale:g}; skipped.")
     def _answer_spike(self, spike: Spike) -> float:
         """Tell of a step that stands out, do as the policy says, and return what its gradients were scaled by."""
         policy, rows = self._run.recipe.policies.on_spike, self._rows_of_step()
@@ -174,6 +164,16 @@ class Engine(ResumableTrainer):
         for parameter in self._run.model.parameters():
             parameter.grad = None  # Every optimizer leaves a parameter without a gradient alone.
 
+    def _block_update(self, loss: float, norm: float) -> None:
+        """Keep a NaN or Inf out of the weights; then go on or stop, as the policy says.
+
+        Raises:
+            NonFiniteError: The policy is to stop, or too many steps in a row were skipped.
+        """
+        scale = self._row["loss_scale"]
+        if scale is not None and scale > 1 and math.isfinite(loss):
+            # Normal in the first steps of float16: the scaler drops the update and halves its scale.
+            self._log(f"Step {self._row['step']}: float16 gradients overflowed at a loss scale of {scale:g}; skipped.")
             return
         names = [
             name
@@ -204,6 +204,7 @@ class Engine(ResumableTrainer):
     def finish_step(self) -> None:
         """Complete the row of the step just done: time, tokens per second, meters."""
         self._before_update = None
+        self._spikes.record(self._row.get("loss"), self._row.get("grad_norm", math.nan))
         step_s = self._clock.end_step()
         self._row |= {
             "epoch": self.state.epoch,
@@ -214,7 +215,6 @@ class Engine(ResumableTrainer):
         }
         self._folder.beat()
 
-        self._spikes.record(self._row.get("loss"), self._row.get("grad_norm", math.nan))
     def finish_row(self) -> None:
         """Publish the row of the step, once."""
         row, self._row = self._row, {}
@@ -329,6 +329,14 @@ class Engine(ResumableTrainer):
         self.accelerator.free_memory()
 
 
+def _numbered(samples: Any) -> Any:
+    """Return the training set with each sample's number, which goes with it into its batch.
+
+    The order alone would not tell: loader workers fetch ahead, and every rank takes other samples.
+    """
+    return samples.add_column(ROW, np.arange(len(samples)), new_fingerprint=f"{samples._fingerprint}-numbered")
+
+
 class _Flow(TrainerCallback):
     """Decides after each step what happens next; the trainer's own strategies are off."""
 
@@ -343,14 +351,6 @@ class _Flow(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         engine = self._engine
         phase = engine.phases.apply(state.global_step, engine._run.optimizer)
-def _numbered(samples: Any) -> Any:
-    """Return the training set with each sample's number, which goes with it into its batch.
-
-    The order alone would not tell: loader workers fetch ahead, and every rank takes other samples.
-    """
-    return samples.add_column(ROW, np.arange(len(samples)), new_fingerprint=f"{samples._fingerprint}-numbered")
-
-
         if phase is not None:
             number = len(engine._run.recipe.phases.steps)
             trainable = sum(one.numel() for one in engine._run.model.parameters() if one.requires_grad)
