@@ -22,7 +22,7 @@ _IRRELEVANT = (
     "training.num_train_epochs", "training.max_steps", "training.lr_scheduler_type", "training.warmup_steps",
     "training.adam_beta1", "training.adam_beta2", "training.adam_epsilon", "training.tf32", "training.seed",
     "training.logging_steps", "training.save_steps", "training.save_total_limit", "training.report_to",
-    "training.upload_to",
+    "training.upload_to", "training.torch_compile", "training.torch_compile_mode",
     "evaluation.split", "evaluation.max_rows", "evaluation.eval_steps", "evaluation.early_stopping_patience",
     "evaluation.load_best_model_at_end", "evaluation.per_device_eval_batch_size", "hardware.device",
     "hardware.emulate", "hardware.torch_version", "hardware.expandable_segments", "cost.price_per_hour_usd",

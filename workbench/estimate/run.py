@@ -231,6 +231,8 @@ def clear_caches() -> None:
 
 def as_traceable(recipe: Recipe, batch: BatchShape, notes: list[str]) -> Recipe:
     """Return the Recipe with what cannot be built without its package replaced by what behaves alike."""
+    if recipe.training.torch_compile:
+        notes.append("torch.compile is not modelled: memory and time are those of the eager run, memory less sure.")
     if recipe.model.attn_implementation == "flash_attention_2":
         notes.append(
             "flash_attention_2 is estimated as PyTorch's own flash kernel, which keeps the same tensors; "

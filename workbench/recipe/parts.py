@@ -225,6 +225,12 @@ class TrainingPart(Part):
     """Indices of the layers whose activations are stored so; empty means all."""
     loss_type: Literal["nll", "chunked_nll"] = _shown("nll", "Loss", toggle=True)
     """``chunked_nll`` never holds the logits of all tokens at once."""
+    torch_compile: bool = _shown(False, "torch.compile")
+    """Compile the forward and backward pass after the first three steps: seconds to minutes once, then faster steps
+    where many small operators wait for each other. The run says what it took and after which step it has paid off."""
+    torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = _shown("default", "Compile mode")
+    """``reduce-overhead`` captures CUDA graphs, for which all batches need one shape; ``max-autotune`` also tries
+    kernels out, which takes minutes."""
     seed: int = _shown(42, "Seed", ge=0, le=2**32 - 1)
     """Seed of weights, data order and dropout."""
     logging_steps: int = _shown(1, "Log every", show="hidden", ge=1)

@@ -6,6 +6,9 @@ Rules that need the target device take it as plain facts, so that this package s
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -376,6 +379,47 @@ def _policies(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return [Problem("policies.on_spike", message, (("policies.on_spike", "keep"),))]
 
 
+def _compile(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    training, mode = recipe.training, "training.torch_compile_mode"
+    problems: list[Problem] = []
+    if not training.torch_compile:
+        return problems
+    off = (("training.torch_compile", False),)
+    if training.torch_compile_mode == "reduce-overhead":
+        if target is not None and target.kind == "cpu":
+            text = f"reduce-overhead captures CUDA graphs; {target.name} has none."
+            problems.append(Problem(mode, text, ((mode, "default"),)))
+        elif recipe.data.padding != "max_length" and not recipe.data.packing:
+            text = "reduce-overhead replays CUDA graphs of one shape; padding=longest gives each batch another length."
+            problems.append(Problem(mode, text, (("data.padding", "max_length"),)))
+    if training.activation_storage != "full":
+        text = "compiled code decides by itself what it keeps for backward; activation_storage would have no effect."
+        problems.append(Problem("training.activation_storage", text, (("training.activation_storage", "full"),)))
+    if target is None or target.for_estimate:
+        return problems
+    if target.kind == "cpu" and recipe.hardware.emulate:
+        text = "the simulated allocator does not see what compiled code allocates; measure one without the other."
+        problems.append(Problem("training.torch_compile", text, off))
+    missing = _missing_compiler(target.kind)
+    if missing:
+        text = f"needs {missing}, which is not found. Install it, or do without."
+        problems.append(Problem("training.torch_compile", text, off))
+    return problems
+
+
+def _missing_compiler(kind: str) -> str:
+    """Return what torch's compiler needs and this machine lacks; empty where it has all.
+
+    Source:
+        ``cpp.cxx`` in torch/_inductor/config.py and ``get_cpp_compiler`` in cpp_builder.py; GPUs need Triton.
+    """
+    if kind == "cuda" and importlib.util.find_spec("triton") is None:
+        return "the package triton"
+    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    compiler = os.environ.get("CXX", default)
+    return "" if shutil.which(compiler) else f"a C++ compiler ({compiler})"
+
+
 # Their states are quantized in blocks, or factored by rows and columns, of a whole weight.
 _BLOCKWISE_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "adafactor")
 
@@ -390,6 +434,7 @@ _RULES: tuple[Rule, ...] = (
     _trainable,
     _phases,
     _activations,
+    _compile,
     _sharding,
     _policies,
 )

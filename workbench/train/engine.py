@@ -19,6 +19,7 @@ from ..errors import NonFiniteError
 from ..events import Event
 from .build import Run
 from .checkpoint import random_state
+from .compiling import CompiledForward
 from .control import Control
 from .resumable import ResumableTrainer, progress_data
 from .run_folder import RunFolder
@@ -54,6 +55,9 @@ class Engine(ResumableTrainer):
         self.phases = PhaseSwitch(run.recipe, run.model)
         self.most_slots = 0  # Token slots of the largest micro-batch so far.
         self._sampler = sampler_of(run.recipe, run.data.train, num_processes=arguments.world_size)
+        self._compiled = (
+            CompiledForward(run.recipe, run.model, publisher.publish) if run.recipe.training.torch_compile else None
+        )
         super().__init__(
             model=run.model,
             args=arguments,
@@ -88,7 +92,13 @@ class Engine(ResumableTrainer):
             model.train()
         run = self._run
         batch = self._prepare_inputs(inputs)
+        if self._compiled is not None:
+            # As a number it would be a constant of the compiled code, which each step would compile anew.
+            num_items_in_batch = torch.as_tensor(num_items_in_batch, device=self.args.device)
+            torch.compiler.cudagraph_mark_step_begin()
         loss = micro_step(run.recipe, model, batch, num_items_in_batch, run.precision, self._scaler)
+        if self._compiled is not None:
+            loss = loss.clone()  # The next replay of a captured graph writes over it.
         self.most_slots = max(self.most_slots, batch["input_ids"].numel())
         self._step_loss = loss if self._step_loss is None else self._step_loss + loss
         return loss
@@ -206,6 +216,8 @@ class Engine(ResumableTrainer):
         self._before_update = None
         self._spikes.record(self._row.get("loss"), self._row.get("grad_norm", math.nan))
         step_s = self._clock.end_step()
+        if self._compiled is not None:
+            self._compiled.end_step(self.state.global_step, step_s, self._counts.real + self._counts.padding)
         self._row |= {
             "epoch": self.state.epoch,
             "step_s": step_s,
@@ -325,6 +337,8 @@ class Engine(ResumableTrainer):
 
     def close(self) -> None:
         """Close the trackers and let go of everything that keeps tensors alive."""
+        if self._compiled is not None:
+            self._compiled.close()
         self.callback_handler.on_train_end(self.args, self.state, self.control)
         self.accelerator.free_memory()
 
@@ -350,6 +364,8 @@ class _Flow(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         engine = self._engine
+        if engine._compiled is not None:
+            engine._compiled.begin_step(state.global_step)
         phase = engine.phases.apply(state.global_step, engine._run.optimizer)
         if phase is not None:
             number = len(engine._run.recipe.phases.steps)
