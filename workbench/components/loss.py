@@ -133,7 +133,9 @@ def require_plain_head(model: nn.Module) -> None:
 
 
 def _causal_model(model: nn.Module) -> Any:
-    """Return the causal model inside an adapter, or the model itself."""
+    """Return the causal model inside an adapter or what shares it among processes, or the model itself."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     inner = getattr(model, "get_base_model", None)
     return inner() if inner is not None else model
 
