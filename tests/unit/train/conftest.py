@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -12,6 +13,15 @@ from workbench.train.session import Session
 
 from ..components.tiny import CPU
 from .parts import Log, build_tiny_run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def older_objects_stand_aside():
+    """Keep what is alive before a file out of its collections: a run makes several, each a second after 2,000 tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
