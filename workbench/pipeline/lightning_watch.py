@@ -33,6 +33,10 @@ from .watching import Watch
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
+# Nodes below the loss that are marked: its division by the batches, and what the module returned.
+MARKED_NODES = 3
+
+
 class LightningEvents(Displayed):
     """What the callback does; the class with Lightning's own base is made by ``callback_class``."""
 
@@ -91,6 +95,16 @@ class LightningEvents(Displayed):
         is_named = hasattr(batch, "items")
         arguments = () if is_named else tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
         self.watch.hooks.note_forward(arguments, dict(batch.items()) if is_named else {})
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Mark the graph below the loss: Lightning calls no forward of the module, and divides the loss it is given."""
+        node: Any = loss.grad_fn
+        for _ in range(MARKED_NODES):
+            # Gradient accumulators live as long as their parameters.
+            if self.watch is None or node is None or type(node).__name__ == "AccumulateGrad":
+                return
+            self.watch.memory.marks.lay_node(node)
+            node = next((one for one, _ in node.next_functions if one is not None), None)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End a step where the optimizer has run; batches of an accumulation before that are only counted."""

@@ -59,12 +59,14 @@ class LifeMarks:
                 continue  # A parameter that the model returns lives on by right.
             # The weak reference of a storage follows the C++ object, that of a tensor only its Python wrapper.
             self._new.append(weakref.ref(tensor.untyped_storage()))
-            node = tensor.grad_fn
-            if node is not None:
-                mark = _Mark()
-                metadata: Any = node.metadata  # A property of torch's nodes that its stubs call a method.
-                metadata["workbench"] = mark
-                self._new.append(weakref.ref(mark))
+            if tensor.grad_fn is not None:
+                self.lay_node(tensor.grad_fn)
+
+    def lay_node(self, node: Any) -> None:
+        """Mark a node of the autograd graph."""
+        mark = _Mark()
+        node.metadata["workbench"] = mark
+        self._new.append(weakref.ref(mark))
 
     def step(self) -> bool:
         """End a step; True when each of the four oldest of the last ten steps left something alive."""
