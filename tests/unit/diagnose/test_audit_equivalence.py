@@ -110,3 +110,14 @@ def test_two_scalers_are_one_too_many():
     assert one_scaler(Subject(args=half, scaler=scaler)).cause == "training.double_scaler"
     assert one_scaler(Subject(args=types.SimpleNamespace(fp16=False), scaler=scaler)) is None
     assert one_scaler(Subject(args=half, scaler=torch.amp.GradScaler("cpu", enabled=False))) is None
+
+
+def test_checkpointing_that_cuts_gradients_off_is_left_to_the_audit_of_gradients():
+    """Reentrant checkpointing on frozen inputs gives some parameters no gradient: two lengths, and no crash."""
+    from peft import LoraConfig, get_peft_model
+
+    # The head lies above the checkpointed layers: its adapter gets a gradient, theirs do not.
+    model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.disable_input_require_grads()
+    assert checkpointing_is_transparent(Subject(model=model)) is None
