@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ExportError
-from ..events import Cancel, Progress, ProgressCallback
+from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
 from ..train.run_folder import explain_write_errors, find_checkpoint, read_recipe_of, summarise_run
 from .card import render_card
 from .formats import FORMATS
+from .stages import begin_stage
 
 RESULTS = ("adapter", "model")
 
@@ -70,14 +71,14 @@ def export_run(
     target = Path(out) if out is not None else folder / "exports" / to
     if target.exists():
         raise ExportError(f"{target} exists already. Give another folder with --out, or delete it first.")
-    _tell(progress, cancel, 0, f"Exporting to {to}")
+    begin_stage(progress, cancel, 0, f"Exporting to {to}")
     with _written(target) as temporary:
         checks = _WRITERS[to](recipe, folder, temporary, progress, cancel)
         if to != "script":
             (temporary / "README.md").write_text(render_card(recipe, summarise_run(folder), to), encoding="utf-8")
         if checks:
             (temporary / "export.json").write_text(json.dumps({"format": to, **checks}, indent=1), encoding="utf-8")
-        _tell(progress, cancel, 2, f"Moving to {target}")
+        begin_stage(progress, cancel, 2, f"Moving to {target}")
     num_bytes = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     return ExportReport(to, target, num_bytes, checks)
 
@@ -112,13 +113,6 @@ def _written(target: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-
-
-def _tell(progress: ProgressCallback | None, cancel: Cancel | None, done: int, message: str) -> None:
-    if cancel is not None:
-        cancel.check()
-    if progress is not None:
-        progress(Progress("export", done, 3, message))
 
 
 def _write_adapter(

@@ -12,8 +12,9 @@ from ..components.quiet import no_progress_bars
 from ..components.source import find_source, load_tokenizer
 from ..components.task import auto_class
 from ..errors import ExportError
-from ..events import Cancel, Progress, ProgressCallback
+from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
+from .stages import begin_stage
 
 # Tokens on which the export is compared with what it was made from.
 PROBE_TOKENS = 24
@@ -61,12 +62,12 @@ def write_merged(
             base = kind.from_pretrained(source.path, revision=source.revision, use_safetensors=True)
             adapted = PeftModel.from_pretrained(base, str(result))
             before = _probe(adapted)
-            _tell(progress, cancel, 1, "Adding the adapter to the weights")
+            begin_stage(progress, cancel, 1, "Adding the adapter to the weights")
             model = adapted.merge_and_unload()
         model.save_pretrained(target, safe_serialization=True)
         tokenizer.save_pretrained(target)
         del model
-        _tell(progress, cancel, 2, "Reading it back")
+        begin_stage(progress, cancel, 2, "Reading it back")
         after = _probe(kind.from_pretrained(target, use_safetensors=True))
     difference = (after - before).abs()
     checks = {
@@ -92,10 +93,3 @@ def _probe(model: Any) -> torch.Tensor:
     tokens = (torch.arange(PROBE_TOKENS) * 7919 + 3) % vocabulary
     logits: torch.Tensor = model(input_ids=tokens[None]).logits
     return logits.float()
-
-
-def _tell(progress: ProgressCallback | None, cancel: Cancel | None, done: int, message: str) -> None:
-    if cancel is not None:
-        cancel.check()
-    if progress is not None:
-        progress(Progress("export", done, 3, message))

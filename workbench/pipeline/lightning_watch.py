@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..diagnose.finding import Finding
 from ..errors import MissingPackageError
 from ..events import Observer
 from ..observe.holders import Root
-from .live_view import Displayed
+from .outer_watch import OuterWatch
 from .replay import Rerun
 from .watching import Watch
 
@@ -37,41 +36,17 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 MARKED_NODES = 3
 
 
-class LightningEvents(Displayed):
+class LightningEvents(OuterWatch):
     """What the callback does; the class with Lightning's own base is made by ``callback_class``."""
+
+    begins_with = "fit"
 
     def __init__(
         self, *, limit: str | int | None = None, look: str = "auto", observers: Sequence[Observer] = ()
     ) -> None:
-        super().__init__()
-        self.watch: Watch | None = None
-        self._options: dict[str, Any] = {"limit": limit, "look": look}
-        self._observers = list(observers)
-        self._before: list[Finding] = []
+        super().__init__(limit, look, observers)
         self._losses: list[Tensor] = []
         self._batch: tuple[Any, int] = (None, 0)
-
-    # -- results -----------------------------------------------------------------------------------------------
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Faults found so far."""
-        return self._before + (self.watch.findings if self.watch is not None else [])
-
-    @property
-    def memory_verdict(self) -> Finding | None:
-        """What the last deep look said."""
-        return self.watch.memory_verdict if self.watch is not None else None
-
-    def report(self) -> str:
-        """Return everything found as text."""
-        return self.watch.report() if self.watch is not None else "fit() has not been called yet."
-
-    def add_observer(self, observer: Observer) -> None:
-        """Let an observer have the events of this ``fit()`` and of later ones."""
-        self._observers.append(observer)
-        if self.watch is not None:
-            self.watch.add_observer(observer)
 
     # -- what Lightning calls ----------------------------------------------------------------------------------
 

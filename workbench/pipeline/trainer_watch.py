@@ -16,26 +16,23 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ..diagnose.finding import Finding, make_finding
+from ..diagnose.finding import make_finding
 from ..events import Observer
 from ..observe.holders import Root
-from .live_view import Displayed
+from .outer_watch import OuterWatch
 from .replay import Rerun
 from .watching import Watch
 
 
-class TrainerWatch(Displayed):
+class TrainerWatch(OuterWatch):
     """The watch of one Trainer, from each ``train()`` to its end."""
 
     def __init__(
         self, trainer: Any, *, limit: str | int | None = None, look: str = "auto", observers: Sequence[Observer] = ()
     ) -> None:
+        super().__init__(limit, look, observers)
         self.trainer = trainer
-        self.watch: Watch | None = None
-        self._options: dict[str, Any] = {"limit": limit, "look": look}
-        self._observers = list(observers)
         self._losses: list[Tensor] = []
-        self._before: list[Finding] = []
         self._inputs: Any = None
         self._train = trainer.train
         self._training_step = trainer.training_step
@@ -43,26 +40,6 @@ class TrainerWatch(Displayed):
         trainer.train = self._watched_train
         trainer.training_step = self._watched_training_step
         trainer.add_callback(_Borders(self))
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Faults found so far."""
-        return self._before + (self.watch.findings if self.watch is not None else [])
-
-    @property
-    def memory_verdict(self) -> Finding | None:
-        """What the last deep look said."""
-        return self.watch.memory_verdict if self.watch is not None else None
-
-    def report(self) -> str:
-        """Return everything found as text."""
-        return self.watch.report() if self.watch is not None else "train() has not been called yet."
-
-    def add_observer(self, observer: Observer) -> None:
-        """Let an observer have the events of this ``train()`` and of later ones."""
-        self._observers.append(observer)
-        if self.watch is not None:
-            self.watch.add_observer(observer)
 
     def close(self) -> None:
         """Give the trainer its own methods back."""
