@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from playwright.sync_api import expect
+
 from .lab import Notebook, wait_for
 from .test_workbench import PANEL, panel_cell, press, wait_for_estimate
 
@@ -32,13 +34,12 @@ def test_one_click_makes_it_fit_and_undo_takes_it_back(
     notebook(panel_cell(TIGHT)).run_all()
     page.locator(PANEL).wait_for()
     before = wait_for_estimate(page)
-    assert verdict(page) == "does not fit"
+    wait_for(lambda: verdict(page) == "does not fit", 10, "the verdict")
     press(page, "▸ What fits: settings, batch, model, device")
     press(page, "Make it fit")
     after = wait_for_estimate(page, before, timeout_s=120)
-    assert verdict(page) == "fits"
-    said = page.locator(".wb-card-estimate [role=status]", has_text="Changed:").inner_text()
-    assert "Undo takes it back" in said
+    wait_for(lambda: verdict(page) == "fits", 10, "the verdict of the settings that fit")
+    expect(page.locator(".wb-card-estimate [role=status]", has_text="Changed:")).to_contain_text("Undo takes it back")
     shoot(page, "20-made-to-fit", ".wb-card-estimate")
     press(page, "↶ Undo")
     assert wait_for_estimate(page, after) == before
@@ -48,7 +49,7 @@ def test_one_click_makes_it_fit_and_undo_takes_it_back(
     shoot(page, "21-settings", ".wb-card-estimate")
     rows(page).first.get_by_role("button", name="Apply").click()
     wait_for_estimate(page, before)
-    assert verdict(page) in ("fits", "tight")
+    wait_for(lambda: verdict(page) in ("fits", "tight"), 10, "the verdict of the chosen settings")
     press(page, "Which device")
     wait_for(lambda: rows(page).count() >= 10, 120, "devices")
     shoot(page, "22-devices", ".wb-card-estimate")
@@ -62,8 +63,7 @@ def test_a_clicked_band_shows_its_modules(
     wait_for_estimate(page)
     press(page, "▸ Why this much memory")
     holders = page.locator(".wb-holders")
-    holders.wait_for(timeout=60_000)
-    assert "all of it in" in holders.inner_text()
+    expect(holders).to_contain_text("all of it in", timeout=60_000)
     plot = page.locator(".wb-explain .js-plotly-plot")
     plot.wait_for()
     shoot(page, "23-why", ".wb-card-estimate")
@@ -85,7 +85,7 @@ def test_a_clicked_band_shows_its_modules(
     )
     page.mouse.click(x, y)
     wait_for(lambda: holders.inner_text().startswith("activations in"), 10, "the modules of the clicked band")
-    assert "self_attn" in holders.inner_text()
+    expect(holders).to_contain_text("self_attn")
     shoot(page, "24-band", ".wb-explain")
     page.get_by_label("Category", exact=True).select_option(label="weights")
     wait_for(lambda: holders.inner_text().startswith("weights in"), 10, "the category that was chosen")

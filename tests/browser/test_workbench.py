@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from .lab import Lab, Notebook, wait_for
 
@@ -120,7 +121,7 @@ def test_main_job(notebook: Callable[..., Notebook], lab: Lab, page: Any, shoot:
     assert page.locator(".wb-verdict-word").inner_text().split()[-1] in ("fits", "tight")
     press(page, "↶ Undo")
     assert wait_for_estimate(page, fourth) == third
-    assert activations(page) == numbers[2]
+    wait_for(lambda: activations(page) == numbers[2], 10, "the number before the toggle")
 
     # Train, on enough steps that the rest of the story fits in.
     set_text(page, "training.max_steps", "5000")
@@ -217,7 +218,7 @@ def test_a_second_panel_attaches_and_a_second_run_is_refused(notebook: Callable[
     wait_for(lambda: page.locator(PANEL).count() == 2, 30, "the second panel")
     second = page.locator(PANEL).nth(1)
     wait_for(lambda: step(second) > 5, 60, "steps in the second panel")
-    assert "RunError A run is running in this kernel" in book.text(1)
+    wait_for(lambda: "RunError A run is running in this kernel" in book.text(1), 10, "the refusal")
     second.get_by_role("button", name="Pause", exact=True).click()
     wait_for_state(page.locator(PANEL).first, "paused", timeout_s=20)
     book.start_cell(2)
@@ -232,12 +233,9 @@ def test_text_from_outside_is_never_markup(
     book.run_all()
     page.locator(PANEL).wait_for()
     press(page, "▸ Preview rows and lengths")
-    page.locator(".wb-row-text").first.wait_for(timeout=60_000)
-    assert PAYLOAD in page.locator(".wb-row-text").first.inner_text()
+    expect(page.locator(".wb-row-text").first).to_contain_text(PAYLOAD, timeout=60_000)
     set_text(page, "model.name_or_path", PAYLOAD)
-    alert = page.locator(".wb-card-estimate [role=alert]")
-    alert.wait_for(timeout=60_000)
-    assert "window.hacked" in alert.inner_text()
+    expect(page.locator(".wb-card-estimate [role=alert]")).to_contain_text("window.hacked", timeout=60_000)
     shoot(page, "7-errors")
     press(page, "Start training")
     page.locator(".wb-card-train [role=alert]").first.wait_for(timeout=60_000)
@@ -256,14 +254,13 @@ def test_problems_are_beside_their_field_with_a_fix(
     page.get_by_label("4-bit base", exact=True).check()
     choose(page, "adapter.method", "none (train every weight)")
     problem = page.locator(".wb-f-adapter-method .wb-problem")
-    problem.wait_for()
-    assert "4 bits cannot be trained" in problem.inner_text()
+    expect(problem).to_contain_text("4 bits cannot be trained")
     set_text(page, "data.max_length", "3")
     page.locator(".wb-f-data-max_length .wb-problem").wait_for()
     shoot(page, "8-problems")
     press(page, "Set data.max_length to 8")
     page.locator(".wb-f-data-max_length .wb-problem").wait_for(state="detached")
-    assert page.locator(".wb-f-data-max_length input").input_value() == "8"
+    expect(page.locator(".wb-f-data-max_length input")).to_have_value("8")
     press(page, "Set adapter.method to lora")
     problem.wait_for(state="detached")
 
@@ -275,23 +272,19 @@ def test_yaml_view_loses_nothing(notebook: Callable[..., Notebook], page: Any, s
     press(page, "YAML")
     area = page.locator(".wb-yaml textarea")
     area.wait_for()
-    good = area.input_value()
+    good = wait_for(area.input_value, 10, "the Recipe as text")
     assert "name_or_path: tiny-llama" in good
     bad = good.replace("max_length: 512", "max_length: many")
     area.fill(bad)
     area.blur()
     press(page, "Apply")
-    alert = page.locator(".wb-yaml [role=alert]")
-    alert.wait_for()
-    assert "data.max_length" in alert.inner_text()
+    expect(page.locator(".wb-yaml [role=alert]")).to_contain_text("data.max_length")
     assert area.input_value() == bad
     shoot(page, "9-yaml")
     area.fill(good.replace("max_length: 512", "max_length: 96"))
     area.blur()
     press(page, "Apply")
-    wait_for(
-        lambda: page.locator(".wb-f-data-max_length input").input_value() == "96", 10, "the field follows the YAML"
-    )
+    expect(page.locator(".wb-f-data-max_length input")).to_have_value("96")
 
 
 def test_svg_fallback_uses_core_widgets_only(
@@ -325,9 +318,9 @@ def test_an_ended_run_is_opened_from_its_folder(
     book.run_all()
     page.locator(PANEL).wait_for()
     wait_for(lambda: "each step" in (first_step_drawn(page) or ""), 20, "the plots")
-    assert state(page) == "done"
-    assert step(page) == 30
-    assert page.locator(PANEL).get_by_role("button", name="Pause", exact=True).is_disabled()
+    wait_for_state(page, "done")
+    wait_for(lambda: step(page) == 30, 20, "the last step")
+    expect(page.locator(PANEL).get_by_role("button", name="Pause", exact=True)).to_be_disabled()
     shoot(page, "11-opened")
 
 
