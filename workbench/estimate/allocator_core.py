@@ -98,11 +98,41 @@ def _insert(blocks: Any, free: Any, counters: Any, row: int) -> None:
 
 def _remove(blocks: Any, free: Any, counters: Any, row: int) -> None:
     pool = blocks[row, POOL]
+    _remove_at(free, counters, pool, _place_of(blocks, free, counters, row))
+
+
+def _place_of(blocks: Any, free: Any, counters: Any, row: int) -> int:
+    pool = blocks[row, POOL]
+    return _find(blocks, free[pool], counters[LIST_SMALL + pool], blocks[row, SIZE], blocks[row, ADDR])
+
+
+def _remove_at(free: Any, counters: Any, pool: int, place: int) -> None:
     count = counters[LIST_SMALL + pool]
-    place = _find(blocks, free[pool], count, blocks[row, SIZE], blocks[row, ADDR])
     for index in range(place, count - 1):
         free[pool, index] = free[pool, index + 1]
     counters[LIST_SMALL + pool] = count - 1
+
+
+def _put_below(blocks: Any, free: Any, pool: int, place: int, row: int) -> None:
+    """Let ``row``, which is smaller, stand for the block at ``place``: only what lies between the two moves."""
+    target = _find(blocks, free[pool], place, blocks[row, SIZE], blocks[row, ADDR])
+    for index in range(place, target, -1):
+        free[pool, index] = free[pool, index - 1]
+    free[pool, target] = row
+
+
+def _put_above(blocks: Any, free: Any, counters: Any, pool: int, place: int, row: int) -> None:
+    """Let ``row``, which has grown, stand for the block at ``place``."""
+    last = counters[LIST_SMALL + pool] - 1
+    size, addr = blocks[row, SIZE], blocks[row, ADDR]
+    index = place
+    while index < last:
+        other = free[pool, index + 1]
+        if blocks[other, SIZE] > size or (blocks[other, SIZE] == size and blocks[other, ADDR] > addr):
+            break
+        free[pool, index] = other
+        index += 1
+    free[pool, index] = row
 
 
 def _new_row(blocks: Any, spare: Any, counters: Any) -> int:
@@ -149,6 +179,7 @@ def _join(blocks: Any, spare: Any, counters: Any, left: int, right: int) -> None
 
 
 def _best_fit(blocks: Any, free: Any, counters: Any, settings: Any, pool: int, size: int) -> int:
+    """Return the place in the free list of the block to take, or NONE."""
     count = counters[LIST_SMALL + pool]
     place = _find(blocks, free[pool], count, size, -1)
     if place == count:
@@ -168,14 +199,14 @@ def _best_fit(blocks: Any, free: Any, counters: Any, settings: Any, pool: int, s
                 grown += blocks[after, SIZE]
             if grown >= best:
                 break
-            row, best = other, grown
-        return row
+            place, best = index, grown
+        return place
     limit = settings[MAX_SPLIT]
     if size < limit and blocks[row, SIZE] >= limit:
         return NONE
     if size >= limit and blocks[row, SIZE] >= size + LARGE_BUFFER:
         return NONE
-    return row
+    return place
 
 
 def _reserve(stats: Any, num_bytes: int) -> None:
@@ -293,10 +324,11 @@ def malloc(blocks: Any, free: Any, spare: Any, counters: Any, settings: Any, sta
         return FULL_TABLE
     size = round_size(num_bytes, settings[ROUNDUP])
     pool = 0 if size <= SMALL_SIZE else 1
-    row = _best_fit(blocks, free, counters, settings, pool, size)
-    if row != NONE:
-        _remove(blocks, free, counters, row)
+    place = _best_fit(blocks, free, counters, settings, pool, size)
+    if place != NONE:
+        row = free[pool, place]
     else:
+        row = NONE
         for attempt in range(2):
             if settings[EXPANDABLE]:
                 row = _grow(blocks, free, spare, counters, settings, stats, pool, size)
@@ -314,7 +346,13 @@ def malloc(blocks: Any, free: Any, spare: Any, counters: Any, settings: Any, sta
     else:
         splits = size < settings[MAX_SPLIT] and rest > SMALL_SIZE
     if splits:
-        _insert(blocks, free, counters, _split(blocks, spare, counters, row, size, FREE))
+        remainder = _split(blocks, spare, counters, row, size, FREE)
+        if place != NONE:
+            _put_below(blocks, free, pool, place, remainder)
+        else:
+            _insert(blocks, free, counters, remainder)
+    elif place != NONE:
+        _remove_at(free, counters, pool, place)
     blocks[row, STATE] = USED
     blocks[row, REQUESTED] = num_bytes
     stats[ALLOCATED] += blocks[row, SIZE]
@@ -330,14 +368,20 @@ def release(blocks: Any, free: Any, spare: Any, counters: Any, stats: Any, row: 
     stats[REQUESTED_BYTES] -= blocks[row, REQUESTED]
     blocks[row, STATE] = FREE
     before, after = blocks[row, PREV], blocks[row, NEXT]
-    if after != NONE and blocks[after, STATE] == FREE:
+    joins_before = before != NONE and blocks[before, STATE] == FREE
+    joins_after = after != NONE and blocks[after, STATE] == FREE
+    if not joins_before and not joins_after:
+        _insert(blocks, free, counters, row)
+        return
+    if joins_before and joins_after:
         _remove(blocks, free, counters, after)
+    place = _place_of(blocks, free, counters, before if joins_before else after)
+    if joins_after:
         _join(blocks, spare, counters, row, after)
-    if before != NONE and blocks[before, STATE] == FREE:
-        _remove(blocks, free, counters, before)
+    if joins_before:
         _join(blocks, spare, counters, before, row)
         row = before
-    _insert(blocks, free, counters, row)
+    _put_above(blocks, free, counters, blocks[row, POOL], place, row)
 
 
 def replay(
@@ -370,8 +414,8 @@ def replay(
 
 
 _PARTS = (
-    round_size, segment_size, _find, _insert, _remove, _new_row, _drop_row, _split, _join, _best_fit, _reserve,
-    _new_segment, _grow, _unmap, release_cached, malloc, release, replay,
+    round_size, segment_size, _find, _insert, _place_of, _remove_at, _remove, _put_below, _put_above, _new_row,
+    _drop_row, _split, _join, _best_fit, _reserve, _new_segment, _grow, _unmap, release_cached, malloc, release, replay,
 )  # fmt: skip
 
 
