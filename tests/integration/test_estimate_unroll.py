@@ -49,6 +49,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "8-bit adamw": {"training.optim": "adamw_bnb_8bit", "adapter.method": "none"},
     "chunked loss": {"training.loss_type": "chunked_nll"},
     "full, activations in 4 bits": {"training.activation_storage": "4bit", "adapter.method": "none"},
+    "activations in 8 bits": {"training.activation_storage": "8bit"},
+    "bfloat16 model, float16 products": {"model.dtype": "bfloat16"},
+    "full, bfloat16 model": {"model.dtype": "bfloat16", "adapter.method": "none"},
     "offload checkpointing": {"training.activation_storage": "offload", "training.gradient_checkpointing": True},
     "one micro-batch": {"training.gradient_accumulation_steps": 1},
 }  # fmt: skip

@@ -161,9 +161,33 @@ class _Unroller:
                 and np.array_equal(operators[mine], operators[other])
             ):
                 before[columns] = other
+            else:
+                before[columns] = self._likes(mine.tolist(), other.tolist())
         num = len(template)
         fresh = len(self.tape.sizes) + np.arange(self.copies * num).reshape(self.copies, num)
         return np.vstack([before, template, fresh, last])
+
+    def _likes(self, tokens: list[int], others: list[int]) -> list[int]:
+        """Return for each of a layer's storages its like among ``others`` of a layer that differs in some, or -1.
+
+        The first layer differs where what it reads needs no gradient (nothing of it is kept, so nothing compressed) or
+        has another dtype than the sums of the later layers. Likes come from the same operator of the same module and
+        have the same size. Where one layer makes more of them, the last ones correspond: they outlive the layer.
+        """
+        known: dict[tuple[str, int, int], list[int]] = {}
+        for token in others:
+            known.setdefault(self._place(token), []).append(token)
+        found = []
+        for token in reversed(tokens):
+            like = known.get(self._place(token))
+            found.append(like.pop() if like else -1)
+        return found[::-1]
+
+    def _place(self, token: int) -> tuple[str, int, int]:
+        """Return module inside its period of layers, operator and bytes of a storage."""
+        tape, layer = self.tape, self.tape.layers[token]
+        _, _, inside = f"{tape.module_names[tape.modules[token]]}.".partition(f".{layer}.")
+        return f"{layer % self.period}.{inside}", tape.operators[token], tape.sizes[token]
 
     def _groups(self) -> Any:
         """Return a number for the segment and phase that each token was born in."""
