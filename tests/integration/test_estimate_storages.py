@@ -42,6 +42,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 CHANGES: dict[str, dict[str, Any]] = {
     "lora": {},
     "full": {"adapter.method": "none"},
+    "bottleneck": {"adapter.method": "bottleneck", "adapter.bottleneck_size": 8},
+    "bottleneck, checkpointing, bf16": {
+        "adapter.method": "bottleneck", "training.gradient_checkpointing": True, "training.mixed_precision": "bf16",
+    },
     "full, checkpointing": {"adapter.method": "none", "training.gradient_checkpointing": True},
     "lora, checkpointing": {"training.gradient_checkpointing": True},
     "dropout": {"adapter.lora_dropout": 0.1},

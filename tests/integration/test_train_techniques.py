@@ -30,6 +30,7 @@ SMALL = {
 TECHNIQUES = {
     "lora": {},
     "all weights": {"adapter.method": "none"},
+    "bottleneck": {"adapter.method": "bottleneck", "adapter.bottleneck_size": 8},
     "4-bit": {"quantization.load_in_4bit": True, "quantization.bnb_4bit_use_double_quant": True},
     "8-bit": {"quantization.load_in_8bit": True},
     "4-bit, norms in 16 bits": {
@@ -111,17 +112,16 @@ def test_packing_and_padding_learn_from_the_same_tokens(tmp_path):
     assert paddings[1] < 0.3 * paddings[0]
 
 
-@pytest.mark.parametrize("method", ["lora", "none"])
+@pytest.mark.parametrize("method", ["lora", "none", "bottleneck"])
 def test_the_result_loads_in_a_fresh_process_with_its_tokenizer(tmp_path, method):
     session, history = _train({"adapter.method": method}, tmp_path / "run")
-    loader = (
-        "peft import AutoPeftModelForCausalLM as Auto"
-        if method == "lora"
-        else "transformers import AutoModelForCausalLM as Auto"
-    )
+    loaders = {
+        "lora": "import peft; model = peft.AutoPeftModelForCausalLM.from_pretrained(folder)",
+        "none": "import transformers; model = transformers.AutoModelForCausalLM.from_pretrained(folder)",
+        "bottleneck": "from workbench.export import load_trained; model, _ = load_trained(folder)",
+    }
     code = f"""
         import json, torch
-        from {loader}
         from transformers import AutoTokenizer
         from workbench.components.collator import build_collator
         from workbench.components.data import prepare_data
@@ -130,7 +130,8 @@ def test_the_result_loads_in_a_fresh_process_with_its_tokenizer(tmp_path, method
         folder = {str(session.result_dir)!r}
         recipe = read_recipe_of({str(session.run_dir)!r})
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = Auto.from_pretrained(folder).eval()
+        {loaders[method]}
+        model.eval()
         rows = prepare_data(recipe, tokenizer).evaluation
         batch = build_collator(recipe, tokenizer)(list(rows))
         with torch.no_grad():

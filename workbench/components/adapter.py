@@ -1,4 +1,4 @@
-"""LoRA through PEFT, with an error for every target that matches nothing."""
+"""What trains: LoRA through PEFT, bottlenecks, or the weights; with an error for every target that matches nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import Problem, RecipeError
 from ..recipe import Recipe
+from .bottleneck import attach_bottlenecks
 from .freezing import adapted_layers, freeze_weights
 from .task import CLASSIFICATION, head_modules, task_of
 
@@ -20,7 +21,7 @@ _LAYER_INDEX = re.compile(r"\.(\d+)\.")
 
 
 def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False) -> nn.Module:
-    """Return the model with what the Recipe trains made trainable: a LoRA adapter, or every weight.
+    """Return the model with what the Recipe trains made trainable: an adapter, or its weights.
 
     Args:
         recipe: The settings.
@@ -36,10 +37,19 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
         freeze_weights(recipe, model)
         return model
     require_targets(recipe, model, is_partial=is_partial)
-    from peft import LoraConfig, get_peft_model
-
     layers = [index for index in adapter.layers_to_transform if not is_partial or index < _num_layers(model)]
     layers = layers or adapted_layers(recipe, model)
+    if adapter.method == "bottleneck":
+        return attach_bottlenecks(
+            model,
+            adapter.bottleneck_size,
+            layers=layers,
+            in_float32=adapter.autocast_adapter_dtype,
+            train_whole=(*adapter.modules_to_save, *_heads(recipe, model)),
+            base_model=recipe.model.name_or_path,
+        )
+    from peft import LoraConfig, get_peft_model
+
     targets: str | list[str]
     targets = adapter.target_modules if isinstance(adapter.target_modules, str) else list(adapter.target_modules)
     if layers and isinstance(targets, str):

@@ -78,7 +78,7 @@ def build_model(
                 model, quantized = _on_meta(recipe, config, precision)
             else:
                 quantized, model = None, _load(recipe, source, config, precision, place, allow_random_weights)
-            _tell(progress, cancel, 1, "Preparing the adapter" if recipe.adapter.method == "lora" else "Preparing")
+            _tell(progress, cancel, 1, "Preparing" if recipe.adapter.method == "none" else "Preparing the adapter")
             model = quantization.prepare_for_training(recipe, model)
             if recipe.training.loss_type == "chunked_nll" and place != "meta":
                 loss.require_plain_head(model)

@@ -72,3 +72,8 @@ def _drop_idle(values: dict[str, dict[str, Any]]) -> None:
     if values["adapter"]["method"] == "none":
         kept = ("method", "trainable_layers", "trainable_modules")
         values["adapter"] = {name: values["adapter"][name] for name in kept}
+    elif values["adapter"]["method"] == "lora":
+        del values["adapter"]["bottleneck_size"]
+    else:
+        for name in ("r", "lora_dropout", "use_rslora", "use_dora", "target_modules"):
+            del values["adapter"][name]

@@ -33,8 +33,8 @@ PACK_S = 1e-3
 
 
 def is_adapter(module_name: str) -> bool:
-    """Whether a module belongs to a PEFT adapter, which is attached after the base was loaded."""
-    return ".lora_" in module_name or ".modules_to_save" in module_name
+    """Whether a module belongs to an adapter, which is attached after the base was loaded."""
+    return any(part in module_name for part in (".lora_", ".modules_to_save", ".bottleneck."))
 
 
 @dataclass(frozen=True)

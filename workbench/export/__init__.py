@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {"FORMATS": "formats", "ExportReport": "export", "export_run": "export"}
+_HOMES = {"FORMATS": "formats", "ExportReport": "export", "export_run": "export", "load_trained": "loading"}
 
-__all__ = ["FORMATS", "ExportReport", "export_run"]
+__all__ = ["FORMATS", "ExportReport", "export_run", "load_trained"]
 
 if TYPE_CHECKING:
     from .export import ExportReport, export_run
     from .formats import FORMATS
+    from .loading import load_trained
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from ..components.task import auto_class
 from ..errors import ExportError
 from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
+from .loading import holds_adapter, load_result
 from .stages import begin_stage
 
 # Tokens on which the export is compared with what it was made from.
@@ -45,25 +46,20 @@ def write_merged(
         ``same_next_token_fraction`` of the probe's positions.
 
     Raises:
-        ExportError: What was read back is not what was written.
+        ExportError: The adapter cannot be merged, or what was read back is not what was written.
     """
+    require_mergeable(recipe)
     source = find_source(recipe, for_training=True, progress=progress, cancel=cancel)
     tokenizer = load_tokenizer(source)
     kind: Any = auto_class(recipe)
     with no_progress_bars(), warnings.catch_warnings(), torch.no_grad():
         # PEFT 0.21 asks transformers 5.24 a question by its old name.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-        if result.name == "model":
-            model = kind.from_pretrained(result, use_safetensors=True)
-            before = _probe(model)
-        else:
-            from peft import PeftModel
-
-            base = kind.from_pretrained(source.path, revision=source.revision, use_safetensors=True)
-            adapted = PeftModel.from_pretrained(base, str(result))
-            before = _probe(adapted)
+        model = load_result(recipe, source, result)
+        before = _probe(model)
+        if holds_adapter(result):
             begin_stage(progress, cancel, 1, "Adding the adapter to the weights")
-            model = adapted.merge_and_unload()
+            model = model.merge_and_unload()
         model.save_pretrained(target, safe_serialization=True)
         tokenizer.save_pretrained(target)
         del model
@@ -84,6 +80,15 @@ def write_merged(
             "Nothing was kept; export the adapter instead."
         )
     return checks
+
+
+def require_mergeable(recipe: Recipe) -> None:
+    """Raise ExportError where no weights exist that do what the adapter does."""
+    if recipe.adapter.method == "bottleneck":
+        raise ExportError(
+            "Bottleneck adapters cannot be merged: they compute something nonlinear between the layers, which no "
+            "change of the base's weights repeats. Export the adapter; workbench.export.load_trained loads it."
+        )
 
 
 def _probe(model: Any) -> torch.Tensor:

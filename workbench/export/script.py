@@ -125,6 +125,8 @@ def _require_plain(recipe: Recipe) -> None:
     problems = []
     if recipe.model.task != CAUSAL:
         problems.append(f"model.task={recipe.model.task} (the script is for causal language models)")
+    if recipe.adapter.method == "bottleneck":
+        problems.append("adapter.method=bottleneck (PEFT has none)")
     if recipe.training.activation_storage in ("8bit", "4bit"):
         problems.append(f"training.activation_storage={recipe.training.activation_storage} (the workbench's own code)")
     if recipe.training.gradient_checkpointing_every > 1 or recipe.training.gradient_checkpointing_keep_first:

@@ -16,6 +16,7 @@ from .view_model import PanelModel, format_field
 # Words for values whose bare name says little to a person.
 CHOICE_WORDS: dict[tuple[str, Any], str] = {
     ("adapter.method", "lora"): "LoRA",
+    ("adapter.method", "bottleneck"): "bottleneck",
     ("adapter.method", "none"): "none (train every weight)",
     ("training.mixed_precision", "no"): "none",
     ("data.train_on", "assistant"): "assistant's answers",

@@ -183,7 +183,12 @@ class YamlView:
 def summarise(recipe: Recipe) -> str:
     """Return the Recipe in one line for a person."""
     bits = f", {recipe.quantization.bits}-bit base" if recipe.quantization.bits else ""
-    method = f"LoRA r={recipe.adapter.r}{bits}" if recipe.adapter.method == "lora" else "full fine-tuning"
+    methods = {
+        "lora": f"LoRA r={recipe.adapter.r}{bits}",
+        "bottleneck": f"bottleneck {recipe.adapter.bottleneck_size}{bits}",
+        "none": "full fine-tuning",
+    }
+    method = methods[recipe.adapter.method]
     where = recipe.hardware.emulate or {"auto": "this machine", "cpu": "CPU", "cuda": "GPU"}[recipe.hardware.device]
     batch = f"{recipe.training.effective_batch_size} samples per step"
     return " · ".join((recipe.model.name_or_path, recipe.data.name_or_path, method, batch, where))

@@ -111,10 +111,13 @@ class DataPart(Part):
 
 
 class AdapterPart(Part):
-    """What trains: a LoRA adapter, or every weight."""
+    """What trains: an adapter, or every weight."""
 
-    method: Literal["lora", "none"] = _shown("lora", "Adapter", show="main", toggle=True)
-    """``lora`` trains small matrices beside frozen weights; ``none`` trains every weight (full fine-tuning)."""
+    method: Literal["lora", "bottleneck", "none"] = _shown("lora", "Adapter", show="main", toggle=True)
+    """``lora`` trains small matrices beside frozen weights; ``bottleneck`` a small network behind attention and
+    feed-forward of each layer, which cannot be merged into the weights; ``none`` every weight (full fine-tuning)."""
+    bottleneck_size: int = _shown(64, "Bottleneck size", toggle=True, ge=1, le=65536)
+    """Width in the middle of each bottleneck adapter: about ``4 x layers x hidden size x this`` parameters."""
     r: int = _shown(16, "LoRA r", toggle=True, ge=1, le=4096)
     """Rank of the LoRA matrices."""
     lora_alpha: int = _shown(32, "LoRA alpha", ge=1, le=65536)
@@ -131,10 +134,10 @@ class AdapterPart(Part):
     """Weight-decomposed LoRA: often better at low rank, slower, more memory."""
     modules_to_save: tuple[str, ...] = _shown((), "Modules trained whole", show="hidden")
     """Modules that are trained and saved whole beside the adapter, e.g. ``lm_head``."""
-    layers_to_transform: tuple[int, ...] = _shown((), "Layers with LoRA", show="hidden")
-    """Indices of the layers that get an adapter; empty means all."""
+    layers_to_transform: tuple[int, ...] = _shown((), "Layers with an adapter", show="hidden")
+    """Indices of the layers that get an adapter (LoRA or bottleneck); empty means all."""
     trainable_layers: int | None = _shown(None, "Train the last n layers", toggle=True, ge=1, le=1000)
-    """Only the last layers train: with LoRA they alone get an adapter, without it their weights. What lies below needs
+    """Only the last layers train: with an adapter they alone get one, without it their weights. What lies below needs
     no gradient and keeps nothing for backward."""
     trainable_modules: tuple[str, ...] = _shown((), "Modules that train", show="hidden")
     """Without an adapter: only modules of these names train, e.g. ``self_attn,lm_head``; empty means all."""
@@ -174,6 +177,7 @@ OPTIMIZERS = (
     "adafactor",
     "lion_8bit",
     "sgd",
+    "galore_adamw",
 )
 
 
@@ -191,9 +195,17 @@ class TrainingPart(Part):
     max_steps: int = _shown(-1, "Max steps", show="main", ge=-1)
     """Optimizer steps; -1 means whole epochs."""
     optim: Literal[
-        "adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor", "lion_8bit", "sgd"
-    ] = _shown("adamw_torch_fused", "Optimizer", show="main", toggle=True)
-    """Optimizer; the 8-bit and paged ones come from bitsandbytes."""
+        "adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor", "lion_8bit", "sgd",
+        "galore_adamw",
+    ] = _shown("adamw_torch_fused", "Optimizer", show="main", toggle=True)  # fmt: skip
+    """Optimizer; the 8-bit and paged ones come from bitsandbytes. ``galore_adamw`` trains every weight with the moments
+    of its gradient's largest singular directions alone."""
+    galore_rank: int = _shown(128, "GaLore rank", show="hidden", ge=1, le=8192)
+    """Directions that ``galore_adamw`` keeps of each linear layer's gradient."""
+    galore_update_proj_gap: int = _shown(200, "GaLore directions every", show="hidden", ge=1)
+    """Steps after which the directions are taken anew, by a singular value decomposition of each gradient."""
+    galore_scale: float = _shown(0.25, "GaLore scale", show="hidden", gt=0.0, le=100.0)
+    """Scale of the low-rank updates beside the learning rate."""
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = _shown("linear", "Schedule")
     """How the learning rate moves after warm-up."""
     warmup_steps: int = _shown(0, "Warm-up steps", ge=0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import Problem, RecipeError
 from .recipe import Recipe
+from .trained_rules import trained_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,21 @@ def _task(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return problems
 
 
+def _optimizer(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    training, problems = recipe.training, []
+    if training.optim == "galore_adamw":
+        if recipe.adapter.method != "none":
+            text = "galore_adamw saves state of whole weights; the matrices of an adapter are of low rank already."
+            problems.append(Problem("training.optim", text, (("training.optim", "adamw_torch_fused"),)))
+        return problems
+    defaults = Recipe().training
+    for name in ("galore_rank", "galore_update_proj_gap", "galore_scale"):
+        if getattr(training, name) != getattr(defaults, name):
+            text = f"belongs to training.optim=galore_adamw, not to {training.optim}."
+            problems.append(Problem(f"training.{name}", text, ((f"training.{name}", getattr(defaults, name)),)))
+    return problems
+
+
 def _evaluation(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     evaluation, problems = recipe.evaluation, []
     needs = [
@@ -227,6 +243,10 @@ def _adapter(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
             )
         )
     return problems
+
+
+def _trained(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    return trained_problems(recipe)
 
 
 def _activations(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
@@ -270,11 +290,11 @@ def _activations(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
 
 def _trainable(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     adapter, problems = recipe.adapter, []
-    if adapter.trainable_modules and adapter.method == "lora":
+    if adapter.trainable_modules and adapter.method != "none":
         problems.append(
             Problem(
                 "adapter.trainable_modules",
-                "names weights that train without an adapter; for LoRA it is target_modules (and modules_to_save).",
+                "names weights that train without an adapter; beside one it is modules_to_save.",
                 (("adapter.trainable_modules", ()),),
             )
         )
@@ -421,17 +441,19 @@ def _missing_compiler(kind: str) -> str:
 
 
 # Their states are quantized in blocks, or factored by rows and columns, of a whole weight.
-_BLOCKWISE_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "adafactor")
+_BLOCKWISE_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "adafactor", "galore_adamw")
 
 _RULES: tuple[Rule, ...] = (
     _quantization,
     _precision,
+    _optimizer,
     _attention,
     _data,
     _task,
     _evaluation,
     _adapter,
     _trainable,
+    _trained,
     _phases,
     _activations,
     _compile,

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..components.own_adapter import adapter_tensors, own_adapter, read_own_adapter, save_own_adapter
 from ..components.quiet import no_progress_bars
-from ..errors import RunError
+from ..errors import ModelError, RunError
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MODEL_WEIGHTS = "model.safetensors"
@@ -22,8 +23,8 @@ MODEL_INDEX = "model.safetensors.index.json"
 
 
 def is_adapter(model: nn.Module) -> bool:
-    """Whether the model is a PEFT model, whose adapter is what gets saved."""
-    return hasattr(model, "peft_config")
+    """Whether the model has an adapter, PEFT's or the workbench's own, which is what gets saved."""
+    return hasattr(model, "peft_config") or own_adapter(model) is not None
 
 
 def save_weights(model: Any, folder: Path, *, for_resume: bool = False) -> None:
@@ -44,7 +45,10 @@ def save_weights(model: Any, folder: Path, *, for_resume: bool = False) -> None:
 
 
 def _write_weights(model: Any, folder: Path, for_resume: bool) -> None:
-    if is_adapter(model):
+    if own_adapter(model) is not None:
+        save_own_adapter(model, folder)
+        _check_written(folder, adapter_tensors(model))
+    elif is_adapter(model):
         # "auto" would ask the hub whether the vocabulary was resized; it never is here.
         model.save_pretrained(folder, save_embedding_layers=False)
         _check_adapter(model, folder)
@@ -59,6 +63,9 @@ def load_weights(model: Any, folder: Path) -> None:
     Raises:
         RunError: The folder holds other weights than this model has.
     """
+    if own_adapter(model) is not None:
+        _load_own(model, folder)
+        return
     if is_adapter(model):
         _load_adapter(model, folder)
         return
@@ -109,6 +116,17 @@ def _load_adapter(model: Any, folder: Path) -> None:
     set_peft_model_state_dict(model, tensors)
 
 
+def _load_own(model: Any, folder: Path) -> None:
+    try:
+        _, tensors = read_own_adapter(folder)
+    except ModelError as error:
+        raise RunError(f"{error} Continue from another checkpoint.") from error
+    expected = {name: one.shape for name, one in adapter_tensors(model).items()}
+    if {name: one.shape for name, one in tensors.items()} != expected:
+        raise RunError(_other_weights(folder, sorted(expected.keys() ^ tensors.keys()) or sorted(expected)))
+    model.load_state_dict(tensors, strict=False)
+
+
 def _read_model_files(folder: Path) -> Iterable[Mapping[str, Tensor]]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -131,10 +149,14 @@ def _tied_names(model: Any) -> set[str]:
 def _check_adapter(model: Any, folder: Path) -> None:
     """Read the adapter back and compare every tensor; adapters are small."""
     from peft import get_peft_model_state_dict
+
+    _check_written(folder, get_peft_model_state_dict(model, save_embedding_layers=False))
+
+
+def _check_written(folder: Path, expected: Mapping[str, Tensor]) -> None:
     from safetensors.torch import load_file
 
     written = load_file(folder / ADAPTER_WEIGHTS)
-    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
     wrong = [
         name
         for name, tensor in expected.items()

@@ -54,6 +54,14 @@ def test_a_failure_leaves_nothing_half_written(
     assert (run_dir / "adapter" / "adapter_model.safetensors").read_bytes() == b"weights"
 
 
+def test_a_bottleneck_adapter_is_not_merged_and_its_card_says_how_to_load_it(run_dir: Path) -> None:
+    (run_dir / "recipe.yaml").write_text(Recipe().with_changes({"adapter.method": "bottleneck"}).to_yaml())
+    with pytest.raises(ExportError, match="cannot be merged: they compute something nonlinear"):
+        export_run(run_dir, "merged")
+    card = (export_run(run_dir, "adapter").path / "README.md").read_text()
+    assert "library_name: transformers" in card and "load_trained" in card
+
+
 def test_unknown_formats_and_empty_runs_are_named(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="there are adapter, merged, script"):
         export_run(run_dir, "zip")

@@ -34,6 +34,11 @@ WRONG = [
     ({"evaluation.eval_steps": 0, "evaluation.early_stopping_patience": 2}, None, "evaluation.early_stopping_patience"),
     ({"adapter.target_modules": []}, None, "adapter.target_modules"),
     ({"adapter.layers_to_transform": [-1]}, None, "adapter.layers_to_transform"),
+    ({"adapter.bottleneck_size": 8}, None, "adapter.bottleneck_size"),
+    ({"adapter.method": "bottleneck", "adapter.use_dora": True}, None, "adapter.use_dora"),
+    ({"adapter.method": "bottleneck", "adapter.target_modules": ["q_proj"]}, None, "adapter.target_modules"),
+    ({"adapter.method": "bottleneck", "model.task": "seq2seq-lm"}, None, "adapter.method"),
+    ({"adapter.method": "bottleneck", "adapter.trainable_modules": ["mlp"]}, None, "adapter.trainable_modules"),
     (
         {"training.mixed_precision": "fp16", "model.dtype": "float16", "adapter.method": "none"},
         A100,

@@ -23,6 +23,7 @@ CASES = {
     "lion": ({"training__optim": "lion_8bit"}, 3),
     "adafactor": ({"training__optim": "adafactor"}, 3),
     "all weights": ({"adapter__method": "none"}, 3),
+    "bottlenecks": ({"adapter__method": "bottleneck", "adapter__modules_to_save": ("lm_head",)}, 3),
     "4-bit base": ({"quantization__load_in_4bit": True}, 3),
     "dora and a whole head": ({"adapter__use_dora": True, "adapter__modules_to_save": ("lm_head",)}, 3),
 }

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...components.own_adapter import own_adapter
 from ...units import format_bytes
 from ..finding import Finding, make_finding
 from .subject import Subject, original_module, register
@@ -15,7 +16,10 @@ FAR_SIGMA = 8.0
 
 
 def _is_adapter(name: str) -> bool:
-    return any(word in name for word in ("lora_", "modules_to_save", "trainable_tokens", "ia3_", "prompt_encoder"))
+    return any(
+        word in name
+        for word in ("lora_", "modules_to_save", "trainable_tokens", "ia3_", "prompt_encoder", ".bottleneck.")
+    )
 
 
 def _trainable(model: nn.Module) -> list[str]:
@@ -66,7 +70,9 @@ def only_the_adapter(subject: Subject) -> Finding | None:
         return None
     names = _trainable(subject.model)
     adapter = [name for name in names if _is_adapter(name)]
-    others = [name for name in names if not _is_adapter(name)]
+    own = own_adapter(subject.model)
+    saved = set(own.names if own is not None else ())
+    others = [name for name in names if not _is_adapter(name) and name not in saved]
     if not adapter or not others:
         return None
     sizes = {name: p.numel() for name, p in subject.model.named_parameters()}
