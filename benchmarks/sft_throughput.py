@@ -106,10 +106,10 @@ def run_workbench(recipe: Recipe, folder: Path) -> Stretch:
 
 
 def run_trl(recipe: Recipe, folder: Path) -> Stretch:
-    """Train with ``SFTTrainer``: its own model, collator, loss, loop and metrics, on rows that are tokenized already."""
+    """Train with ``SFTTrainer``: its own model, collator, loss, loop and metrics, on rows tokenized before."""
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]  # loaded lazily
 
     from workbench.components.data import prepare_data
     from workbench.components.source import find_source, load_tokenizer

@@ -60,7 +60,11 @@ TECHNIQUES = {
     "one layer": {"adapter.layers_to_transform": [2], "adapter.target_modules": ["q_proj", "v_proj"]},
     "eager attention": {"model.attn_implementation": "eager"},
     "loader workers": {"data.dataloader_num_workers": 1},
-} | {f"optimizer {name}": {"training.optim": name} for name in OPTIMIZERS if name != "adamw_torch_fused"}
+} | {
+    f"optimizer {name}": {"training.optim": name, "adapter.method": "none" if name == "galore_adamw" else "lora"}
+    for name in OPTIMIZERS
+    if name != "adamw_torch_fused"
+}
 
 
 @pytest.fixture(autouse=True)

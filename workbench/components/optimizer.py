@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import MissingPackageError, ModelError
 from ..recipe import Recipe
 from .freezing import phase_schedule
+from .galore import GaLoreAdamW, galore_groups
 
 BITSANDBYTES_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit")
 
@@ -39,6 +40,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module, *, for_cuda: bool | None =
     if name in ("adamw_torch", "adamw_torch_fused"):
         path: dict[str, Any] = {"fused": True} if name == "adamw_torch_fused" else {"foreach": for_cuda}
         return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=training.adam_epsilon, **path)
+    if name == "galore_adamw":
+        return GaLoreAdamW(galore_groups(recipe, model), lr=rate, betas=betas, eps=training.adam_epsilon)
     if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, foreach=for_cuda)
     if name == "adafactor":

@@ -398,7 +398,7 @@ class StorageRecorder(TorchDispatchMode):
         sources = args[0] if args and isinstance(args[0], (tuple, list)) else ()
         is_paired = self._by_owner and len(sources) == len(items)
         if self._by_owner:
-            self._layer = NO_LAYER
+            self._layer = self._layer_of(args[0]) if args else NO_LAYER
         for index, item in enumerate(items):
             if isinstance(item, torch.Tensor):
                 if item.device.type == self._device_type:

@@ -125,12 +125,18 @@ def _require_plain(recipe: Recipe) -> None:
     problems = []
     if recipe.model.task != CAUSAL:
         problems.append(f"model.task={recipe.model.task} (the script is for causal language models)")
+    if recipe.adapter.name_or_path is not None:
+        problems.append("adapter.name_or_path (the start lies in another folder)")
+    if recipe.model.new_tokens:
+        problems.append("model.new_tokens")
     if recipe.adapter.method == "bottleneck":
         problems.append("adapter.method=bottleneck (PEFT has none)")
     if recipe.training.activation_storage in ("8bit", "4bit"):
         problems.append(f"training.activation_storage={recipe.training.activation_storage} (the workbench's own code)")
     if recipe.training.gradient_checkpointing_every > 1 or recipe.training.gradient_checkpointing_keep_first:
         problems.append("checkpointing of single layers")
+    if recipe.training.optim == "galore_adamw":
+        problems.append("training.optim=galore_adamw (the workbench's own code)")
     if recipe.policies.on_spike != "keep":
         problems.append(f"policies.on_spike={recipe.policies.on_spike} (the workbench's own loop)")
     if recipe.sharding.num_processes > 1:

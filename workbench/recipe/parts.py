@@ -62,6 +62,9 @@ class ModelPart(Part):
         "sdpa", "Attention", toggle=True
     )
     """Attention code: PyTorch's fused kernels (``sdpa``), plain matrix products (``eager``), or an add-on kernel."""
+    new_tokens: tuple[str, ...] = _shown((), "New tokens")
+    """Tokens that are added to the vocabulary, e.g. ``<think>,</think>``. Their embeddings start at the mean of the
+    others; with LoRA only these rows train, and are saved with the adapter."""
     trust_remote_code: bool = _shown(False, "Run the model's own code", show="hidden")
     """Execute Python that comes with the model. Off unless you trust its author."""
 
@@ -116,6 +119,8 @@ class AdapterPart(Part):
     method: Literal["lora", "bottleneck", "none"] = _shown("lora", "Adapter", show="main", toggle=True)
     """``lora`` trains small matrices beside frozen weights; ``bottleneck`` a small network behind attention and
     feed-forward of each layer, which cannot be merged into the weights; ``none`` every weight (full fine-tuning)."""
+    name_or_path: str | None = _shown(None, "Start from adapter", min_length=1)
+    """Folder of an adapter (or of a run) whose weights the run starts from; its rank, scale and targets take over."""
     bottleneck_size: int = _shown(64, "Bottleneck size", toggle=True, ge=1, le=65536)
     """Width in the middle of each bottleneck adapter: about ``4 x layers x hidden size x this`` parameters."""
     r: int = _shown(16, "LoRA r", toggle=True, ge=1, le=4096)
