@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import EstimateError, ModelError, RecipeError
 from ..estimate import BatchShape
 from ..events import Cancel, ProgressCallback
-from ..hardware import device_names, find_device
+from ..hardware import Device, device_names, find_device
 from ..recipe import Recipe
 from .plan import DeviceChoice, DeviceTable, price_of
 from .planner import Planner
@@ -29,7 +29,8 @@ def which_device(
 
     Args:
         recipe: The settings; what a device cannot do is said in its row.
-        names: Devices to look at; None takes the whole table.
+        names: Devices to look at, such as ``"Tesla T4"`` or ``"Tesla T4:10GiB"``; None takes the whole table, with
+            the capacity that ``hardware.emulate`` gives to one of them.
         shape: Batches, from ``shape_of_data``; None assumes that every sample fills ``max_length``.
         progress: Told about the stage ``"plan"``.
         cancel: Looked at in every estimate.
@@ -39,24 +40,24 @@ def which_device(
         ModelError: The model is unknown, or cannot be built for any device.
         Cancelled: The user cancelled.
     """
-    wanted = [find_device(name) for name in (names or device_names())]
+    wanted = _named(names or _with_own(recipe))
     plain = recipe.with_changes({"cost.price_per_hour_usd": None, "hardware.device": "auto"})
-    planner = Planner(plain, wanted[0], shape, progress, cancel)
+    planner = Planner(plain, next(iter(wanted.values())), shape, progress, cancel)
     choices = []
     error: ModelError | None = None
-    for index, device in enumerate(wanted):
-        planner.tell(index, len(wanted), device.name)
+    for index, (name, device) in enumerate(wanted.items()):
+        planner.tell(index, len(wanted), name)
         try:
-            estimate = planner.require({"hardware.emulate": device.name}, device)
+            estimate = planner.require({"hardware.emulate": name}, device)
         except (RecipeError, EstimateError, ModelError) as problem:
             error = problem if isinstance(problem, ModelError) else error
             text = str(problem).splitlines()[0]
-            choices.append(DeviceChoice(device.name, device.capacity_bytes, None, problem=text))
+            choices.append(DeviceChoice(name, device.capacity_bytes, None, problem=text))
             continue
         memory, time = estimate.memory, estimate.time
         choices.append(
             DeviceChoice(
-                name=device.name,
+                name=name,
                 capacity_bytes=device.capacity_bytes,
                 verdict=memory.verdict,
                 process_bytes=memory.process_bytes,
@@ -74,3 +75,22 @@ def which_device(
     if recipe.cost.price_per_hour_usd is not None:
         notes.append("cost.price_per_hour_usd is the price of one device and is not used in this comparison.")
     return DeviceTable(recipe.digest(), tuple(ordered), tuple(notes))
+
+
+def _named(names: Sequence[str]) -> dict[str, Device]:
+    """Return devices by their name in the table, with the capacity behind it where one was given."""
+    found = {}
+    for name in names:
+        device = find_device(name)
+        _, colon, capacity = name.partition(":")
+        found[f"{device.name}{colon}{capacity}"] = device
+    return found
+
+
+def _with_own(recipe: Recipe) -> list[str]:
+    """Return the table's names; of the device that the Recipe gives another capacity, the name with that capacity."""
+    own = recipe.hardware.emulate or ""
+    if ":" not in own:
+        return device_names()
+    name = find_device(own).name
+    return [own if other == name else other for other in device_names()]

@@ -96,6 +96,15 @@ def test_devices_that_fit_come_first_the_cheapest_per_token_before_the_others() 
     assert table.fastest.step_s == min(choice.step_s for choice in table.fitting)
 
 
+def test_the_capacity_behind_a_name_stays_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.plan.devices.device_names", lambda: ["Tesla T4", "NVIDIA L4"])
+    table = which_device(TINY.with_changes({"hardware.emulate": "t4:100MiB"}))
+    assert {choice.name: choice.verdict for choice in table.choices} == {
+        "NVIDIA L4": "fits", "Tesla T4:100MiB": "does_not_fit",
+    }  # fmt: skip
+    assert table.choices[-1].capacity_bytes == 100 * 2**20
+
+
 def test_an_unknown_device_is_named() -> None:
     with pytest.raises(DeviceError, match="no such card"):
         which_device(TINY, names=["no such card"])
