@@ -55,6 +55,8 @@ def test_estimate_prints_nested_json_for_a_folder_with_only_a_config(tmp_path: P
     assert memory["interval_bytes"][0] <= memory["process_bytes"] <= memory["interval_bytes"][1]
     assert sum(memory["breakdown"].values()) == memory["process_bytes"]
     assert memory["peak_phase"]
+    assert memory["peak_allocated_bytes"] < memory["smallest_capacity_bytes"] <= memory["process_bytes"]
+    assert memory["fragmentation_bytes"] == 0 or memory["fragmentation_cause"]
     assert step_time["step_s"] > 0 and step_time["tokens_per_s"] > 0
     assert printed["elapsed_s"] > 0
 

@@ -51,7 +51,7 @@ def data_shape(recipe: Recipe, wanted: bool, progress: ProgressLine) -> BatchSha
 def run(options: argparse.Namespace) -> int:
     """Print the estimate."""
     recipe = read_recipe(options)
-    from ..estimate import estimate_run, explain_run
+    from ..estimate import estimate_run, explain_run, with_smallest_capacity
     from ..hardware import target_device
     from ..report.tables import render_estimate
 
@@ -60,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
     shape = data_shape(recipe, options.with_data, progress)
     predict = explain_run if options.explain else estimate_run
     estimate = predict(recipe, device, shape=shape, progress=progress)
+    if not options.explain:  # An explanation has it.
+        estimate = with_smallest_capacity(estimate, recipe, device, shape=shape)
     progress.clear()
     if options.json:
         print(json.dumps(estimate.to_dict(with_timeline=options.timeline)))

@@ -21,6 +21,7 @@ from .layout import Layout, LayoutEstimate, LayoutTable
 
 if TYPE_CHECKING:
     from .allocator import CachingAllocator
+    from .capacity import with_smallest_capacity
     from .explain import explain_run
     from .recorder import StorageRecorder
     from .run import clear_caches, estimate_run
@@ -36,6 +37,7 @@ _HOMES = {
     "explain_run": "explain",
     "full_shape": "shape",
     "shape_of_data": "shape",
+    "with_smallest_capacity": "capacity",
 }
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "explain_run",
     "full_shape",
     "shape_of_data",
+    "with_smallest_capacity",
 ]
 
 

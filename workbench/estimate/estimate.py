@@ -54,6 +54,11 @@ class MemoryEstimate:
         holders: Largest holders at the peak, largest first.
         timeline: Allocated bytes by category over the traced life.
         bytes_per_token: Slope of the peak per token of a micro-batch; None where it was not derived.
+        fragmentation_bytes: Reserved and not allocated when most is reserved; 0 on a CPU.
+        fragmentation_cause: What was asked for when the allocator last grew, and why what it had did not do.
+        smallest_capacity_bytes: Memory of the smallest device on which the run survives, context included: below the
+            reserved peak the allocator gives back what it caches. None on a CPU, and where it was not asked for
+            (``with_smallest_capacity``, ``explain_run``).
     """
 
     peak_allocated_bytes: int
@@ -71,6 +76,9 @@ class MemoryEstimate:
     holders: Sequence[PeakHolder]
     timeline: Timeline
     bytes_per_token: float | None = None
+    fragmentation_bytes: int = 0
+    fragmentation_cause: str = ""
+    smallest_capacity_bytes: int | None = None
 
     @property
     def fits(self) -> bool:

@@ -15,6 +15,7 @@ from ..events import MEMORY_CATEGORIES, Cancel, Progress, ProgressCallback
 from ..hardware import Device, target_device
 from ..recipe import Recipe
 from .assemble import Schedule, line_up
+from .capacity import with_smallest_capacity
 from .estimate import BatchShape, Estimate
 from .explanation import Explanation, Gap, Instant, MemoryPicture, Share
 from .memory import Replay, alive_at, replay_schedule, starred
@@ -59,6 +60,7 @@ def explain_run(
     told = _Told(progress)
     told("The estimate")
     estimate = estimate_run(recipe, target, shape=batch, cancel=cancel)
+    estimate = with_smallest_capacity(estimate, recipe, target, shape=batch, cancel=cancel)
     told("The same with other lengths and batches")
     per_token, per_sample = _slopes(recipe, target, batch, estimate, cancel)
     told("Who lives at each instant")

@@ -17,6 +17,7 @@ from ..units import MIB
 from .allocator import CachingAllocator, OutOfCapacity, workspace_bytes
 from .assemble import Schedule, Stretch
 from .estimate import MemoryEstimate, PeakHolder, Verdict
+from .fragmentation import find_fragmentation
 from .loading import WEIGHT
 
 # Points of a timeline that is handed out; each keeps the highest instant of its stretch.
@@ -87,6 +88,7 @@ def estimate_memory(
     breakdown = _breakdown(schedule, alive, replay, peak, process, base)
     low, high = _interval(device, breakdown, peak_allocated, peak_reserved, base, extra_uncertainty)
     stretch = next(item for item in schedule.stretches if item.begin <= peak < item.end)
+    unused = find_fragmentation(schedule, replay.allocated, replay.reserved)
     return MemoryEstimate(
         peak_allocated_bytes=peak_allocated,
         peak_reserved_bytes=peak_reserved,
@@ -102,6 +104,8 @@ def estimate_memory(
         peak_by_phase=_peak_by_phase(schedule, replay),
         holders=holders_of(schedule, alive),
         timeline=_timeline(schedule, replay, peak),
+        fragmentation_bytes=unused.num_bytes,
+        fragmentation_cause=unused.cause,
     )
 
 

@@ -13,7 +13,7 @@ from ..units import GIB, MIB, format_bytes
 from .charts import CATEGORY_COLOURS, RULE_COLOUR, TEXT_COLOUR, svg_text
 from .figures import NEUTRAL, plotly_layout
 from .tables import render_table
-from .text import CATEGORY_LABELS
+from .text import CATEGORY_LABELS, fragmentation_sentences
 
 MARK = "#c8504b"
 SHOWN_SHARES = 8
@@ -54,6 +54,7 @@ def explanation_sentences(estimate: Estimate) -> list[str]:
             else "One sample more in each micro-batch adds nothing: the peak is not in training's batch."
         )
     memory = estimate.memory
+    sentences += fragmentation_sentences(memory)
     gap = memory.peak_reserved_bytes - memory.peak_allocated_bytes
     rounding = [item for item in explanation.gaps if item.kind == "rounding"]
     sentences += [f"Of what is allocated, {format_bytes(item.num_bytes)}: {item.sentence}" for item in rounding]

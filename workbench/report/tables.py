@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..estimate.estimate import VERDICT_TEXTS, Estimate
 from ..units import format_bytes, format_count, format_seconds
-from .text import describe_bound, describe_cost
+from .text import describe_bound, describe_cost, fragmentation_sentences
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -57,6 +57,7 @@ def render_estimate(estimate: Estimate) -> str:
         "",
         f"Allocated {format_bytes(memory.peak_allocated_bytes)}, reserved {format_bytes(memory.peak_reserved_bytes)}, "
         f"at rest {format_bytes(memory.rest_bytes)}.",
+        *fragmentation_sentences(memory),
         f"Step: {format_seconds(step_time.step_s)} (between {format_seconds(step_time.interval_s[0])} and "
         f"{format_seconds(step_time.interval_s[1])}, {step_time.basis}), {step_time.tokens_per_s:,.0f} tokens/s.",
     ]

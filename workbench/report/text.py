@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from ..estimate.estimate import VERDICT_TEXTS, Estimate, TimeEstimate
+from ..estimate.estimate import VERDICT_TEXTS, Estimate, MemoryEstimate, TimeEstimate
 from ..units import MIB, format_bytes, format_count, format_seconds
 
 CATEGORY_LABELS: dict[str, str] = {
@@ -146,3 +146,19 @@ def describe_breakdown(breakdown: Mapping[str, int]) -> str:
     """Return the categories at the peak, largest first, e.g. ``"weights 270 MiB, activations 120 MiB"``."""
     ordered = sorted(breakdown.items(), key=lambda item: -item[1])
     return ", ".join(f"{CATEGORY_LABELS.get(name, name)} {format_bytes(size)}" for name, size in ordered if size > 0)
+
+
+def fragmentation_sentences(memory: MemoryEstimate) -> list[str]:
+    """Return what is unused when most is reserved, why, and on how small a device the run survives all the same."""
+    sentences = []
+    if memory.fragmentation_bytes:
+        sentences.append(
+            f"When most is reserved, {format_bytes(memory.fragmentation_bytes)} of it is in no use: "
+            f"{memory.fragmentation_cause}"
+        )
+    if memory.smallest_capacity_bytes is not None:
+        sentences.append(
+            f"The smallest device it survives on has {format_bytes(memory.smallest_capacity_bytes)}; below "
+            f"{format_bytes(memory.process_bytes)} the allocator gives back what it caches, which takes time."
+        )
+    return sentences

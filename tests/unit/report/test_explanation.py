@@ -42,7 +42,10 @@ def estimate() -> Any:
     shares = [Share("activation", 5 * GIB, 4)]
     modules, operators = [Share("", GIB, 1)], [Share("aten.bmm", GIB, 1)]
     why = Explanation(peak, after, shares, modules, operators, 2.0 * MIB, 0.0, gaps, picture())
-    memory = SimpleNamespace(peak_reserved_bytes=7 * GIB, peak_allocated_bytes=6 * GIB)
+    memory = SimpleNamespace(
+        peak_reserved_bytes=7 * GIB, peak_allocated_bytes=6 * GIB, process_bytes=8 * GIB,
+        fragmentation_bytes=GIB, fragmentation_cause="aten.mm asked for 2 GiB.", smallest_capacity_bytes=7 * GIB,
+    )  # fmt: skip
     return SimpleNamespace(explanation=why, memory=memory)
 
 
@@ -54,6 +57,8 @@ def test_sentences_say_peak_next_slope_and_reasons() -> None:
     assert sentences[1].endswith("saves at most 3 GiB.")
     assert "adds 2 MiB" in sentences[2]
     assert "adds nothing" in sentences[3]
+    assert sentences[4] == "When most is reserved, 1 GiB of it is in no use: aten.mm asked for 2 GiB."
+    assert sentences[5].startswith("The smallest device it survives on has 7 GiB; below 8 GiB the allocator")
     assert sentences[-2:] == ["1 GiB more is reserved than allocated:", "1 GiB: Free pieces."]
     text = render_explanation(estimate())
     assert "outside the model" in text
