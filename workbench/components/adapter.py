@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,17 @@ from ..errors import Problem, RecipeError
 from ..recipe import Recipe
 from .bottleneck import attach_bottlenecks
 from .freezing import adapted_layers, freeze_weights
+from .new_tokens import trained_rows
+from .starting import load_start, require_attached_to, starting_config, starting_recipe
 from .task import CLASSIFICATION, head_modules, task_of
 
 # Names of modules that hold the repeated layers; a number below them is a layer's index.
 _LAYER_INDEX = re.compile(r"\.(\d+)\.")
 
 
-def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False) -> nn.Module:
+def attach_adapter(
+    recipe: Recipe, model: nn.Module, *, is_partial: bool = False, new_token_ids: Sequence[int] = ()
+) -> nn.Module:
     """Return the model with what the Recipe trains made trainable: an adapter, or its weights.
 
     Args:
@@ -28,19 +33,24 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
         model: The base model, quantized or not, on any device including ``meta``.
         is_partial: True for a copy with fewer layers than the real model: layer indices beyond it are left out then
             instead of being an error.
+        new_token_ids: Rows of the embeddings that train beside LoRA.
 
     Raises:
         RecipeError: A target matches no module; the message names the ones that exist.
+        ModelError: The adapter that the run starts from is of another base.
     """
-    adapter = recipe.adapter
+    recipe = starting_recipe(recipe)
+    adapter, is_meta = recipe.adapter, next(model.parameters()).device.type == "meta"
     if adapter.method == "none":
         freeze_weights(recipe, model)
         return model
+    if adapter.name_or_path is not None and adapter.method == "lora":
+        require_attached_to(model, recipe)
     require_targets(recipe, model, is_partial=is_partial)
     layers = [index for index in adapter.layers_to_transform if not is_partial or index < _num_layers(model)]
     layers = layers or adapted_layers(recipe, model)
     if adapter.method == "bottleneck":
-        return attach_bottlenecks(
+        attach_bottlenecks(
             model,
             adapter.bottleneck_size,
             layers=layers,
@@ -48,14 +58,40 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
             train_whole=(*adapter.modules_to_save, *_heads(recipe, model)),
             base_model=recipe.model.name_or_path,
         )
-    from peft import LoraConfig, get_peft_model
+        if adapter.name_or_path is not None and not is_meta:
+            load_start(recipe, model)
+        return model
+    from peft import get_peft_model
 
+    config = _lora_config(recipe, model, layers)
+    config.trainable_token_indices = trained_rows(model, new_token_ids)
+    # On the meta device the adapter would be drawn with real numbers on the CPU and then thrown away.
+    with torch.device("meta") if is_meta else contextlib.nullcontext(), warnings.catch_warnings():
+        # PEFT 0.21 asks transformers 5.24 a question by its old name.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        wrapped = get_peft_model(model, config, autocast_adapter_dtype=adapter.autocast_adapter_dtype)
+    if is_meta and not adapter.autocast_adapter_dtype:
+        _take_base_dtype(wrapped)
+    if adapter.name_or_path is not None and not is_meta:
+        load_start(recipe, wrapped)
+    return wrapped
+
+
+def _lora_config(recipe: Recipe, model: nn.Module, layers: list[int]) -> Any:
+    """Return PEFT's config: of the adapter that the run starts from, or of the Recipe."""
+    from peft import LoraConfig
+
+    adapter = recipe.adapter
+    if adapter.name_or_path is not None:
+        config = starting_config(recipe)
+        config.layers_to_transform = layers or None
+        return config
     targets: str | list[str]
     targets = adapter.target_modules if isinstance(adapter.target_modules, str) else list(adapter.target_modules)
     if layers and isinstance(targets, str):
         # PEFT takes layer indices only beside a list of names.
         targets = sorted({name.rsplit(".", 1)[-1] for name in _matched_by_text(targets, model)})
-    config = LoraConfig(
+    return LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
@@ -67,15 +103,6 @@ def attach_adapter(recipe: Recipe, model: nn.Module, *, is_partial: bool = False
         exclude_modules=_unfit_modules(recipe, model) if targets == "all-linear" else None,
         task_type=task_of(recipe).peft_type,
     )
-    is_meta = next(model.parameters()).device.type == "meta"
-    # On the meta device the adapter would be drawn with real numbers on the CPU and then thrown away.
-    with torch.device("meta") if is_meta else contextlib.nullcontext(), warnings.catch_warnings():
-        # PEFT 0.21 asks transformers 5.24 a question by its old name.
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-        wrapped = get_peft_model(model, config, autocast_adapter_dtype=adapter.autocast_adapter_dtype)
-    if is_meta and not adapter.autocast_adapter_dtype:
-        _take_base_dtype(wrapped)
-    return wrapped
 
 
 # Of these models PEFT refuses to adapt the modules below: their fused kernels read the weights and skip the modules.

@@ -17,6 +17,7 @@ from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import Device
 from ..recipe import Recipe
 from . import activations, adapter, checkpointing, loss, quantization
+from .new_tokens import add_token_rows
 from .precision import Precision, load_weight_dtype, resolve_precision
 from .quiet import expected_report, no_progress_bars
 from .task import CLASSIFICATION, auto_class, head_modules, model_class
@@ -79,11 +80,13 @@ def build_model(
             else:
                 quantized, model = None, _load(recipe, source, config, precision, place, allow_random_weights)
             _tell(progress, cancel, 1, "Preparing" if recipe.adapter.method == "none" else "Preparing the adapter")
+            new_ids = add_token_rows(source, model)
             model = quantization.prepare_for_training(recipe, model)
             if recipe.training.loss_type == "chunked_nll" and place != "meta":
                 loss.require_plain_head(model)
             base = model
-            model = adapter.attach_adapter(recipe, model, is_partial=num_hidden_layers is not None)
+            is_partial = num_hidden_layers is not None
+            model = adapter.attach_adapter(recipe, model, is_partial=is_partial, new_token_ids=new_ids)
             if quantized is not None:
                 quantization.pack_meta_weights(model, quantized)
             if recipe.training.gradient_checkpointing:

@@ -15,6 +15,7 @@ from ..events import Cancel, ProgressCallback
 from ..recipe import Recipe
 from . import catalogue, hub
 from .packing import require_isolation
+from .starting import starting_recipe
 from .task import CAUSAL, SEQ2SEQ, TASKS, model_class, tasks_of, with_classes
 from .tokenizer import has_tokenizer_files, load_tokenizer
 
@@ -50,6 +51,7 @@ class ModelSource:
         note: Licence or provenance worth showing; may be empty.
         trust_remote_code: Whether the Recipe allows the model's own Python.
         task: What it is used for.
+        new_tokens: Tokens that the run adds to the tokenizer.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ModelSource:
     note: str = ""
     trust_remote_code: bool = False
     task: str = CAUSAL
+    new_tokens: tuple[str, ...] = ()
 
 
 def model_names() -> list[str]:
@@ -90,12 +93,15 @@ def find_source(
         The source. With ``for_training`` it has weights in a local folder.
 
     Raises:
+        RecipeError: The adapter it starts from does not fit the settings.
         ModelError: The model is unknown, gated, broken, needs code that the Recipe does not allow, has no weights where
             they are needed, lets packed samples see each other while the Recipe packs, or the hub does not answer.
         Cancelled: The user cancelled.
     """
     task = recipe.model.task
-    source = with_classes(recipe, dataclasses.replace(_find(recipe, for_training, progress, cancel), task=task))
+    starting_recipe(recipe)  # What is wrong with the adapter it starts from shows before anything is fetched.
+    found = _find(recipe, for_training, progress, cancel)
+    source = with_classes(recipe, dataclasses.replace(found, task=task, new_tokens=recipe.model.new_tokens))
     if model_class(task, source.config) is None and not source.trust_remote_code:
         raise ModelError(_other_task(source.name, source.config, task))
     if recipe.data.packing:

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..errors import ModelError
+from .new_tokens import add_tokens
 from .task import IMAGE_TEXT
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
             "Choose a model with files, such as smollm2-135m-instruct, a hub id or a local folder."
         )
     if source.task == IMAGE_TEXT:
-        return load_processor(source)
+        return load_processor(source)  # New tokens are refused for models of images.
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.path, local_files_only=True, trust_remote_code=source.trust_remote_code
@@ -49,6 +50,8 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
             f"The tokenizer of {source.name!r} cannot be read ({_first_line(error)}). Fetch or save its files again."
         ) from error
     set_up_tokenizer(tokenizer)
+    if getattr(source, "new_tokens", ()):
+        add_tokens(tokenizer, source.new_tokens)
     return tokenizer
 
 

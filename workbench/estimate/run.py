@@ -18,6 +18,7 @@ from ..components.freezing import PhaseSwitch
 from ..components.layers import has_layer_settings
 from ..components.model import build_model, load_weight_dtype
 from ..components.source import find_source
+from ..components.starting import start_notes, starting_recipe
 from ..errors import EstimateError, WorkbenchError
 from ..events import Cancel, Progress, ProgressCallback
 from ..hardware import Device, target_device
@@ -231,6 +232,7 @@ def clear_caches() -> None:
 
 def as_traceable(recipe: Recipe, batch: BatchShape, notes: list[str]) -> Recipe:
     """Return the Recipe with what cannot be built without its package replaced by what behaves alike."""
+    recipe = starting_recipe(recipe)
     if recipe.training.torch_compile:
         notes.append("torch.compile is not modelled: memory and time are those of the eager run, memory less sure.")
     if recipe.model.attn_implementation == "flash_attention_2":
@@ -246,7 +248,7 @@ def as_traceable(recipe: Recipe, batch: BatchShape, notes: list[str]) -> Recipe:
 
 
 def _assumptions(recipe: Recipe, device: Device, batch: BatchShape) -> list[str]:
-    notes = []
+    notes = start_notes(recipe)
     if batch.source == "max_length":
         notes.append(
             f"Every sample is taken to fill max_length ({batch.length} tokens); with the data set it is exact."

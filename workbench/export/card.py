@@ -8,6 +8,7 @@ from typing import Any
 from ..recipe import Recipe
 from ..train.run_folder import RunSummary
 from ..units import format_bytes
+from .loading import own_loading
 
 _KINDS = {
     "adapter": "PEFT adapter",
@@ -48,6 +49,8 @@ def render_card(recipe: Recipe, run: RunSummary, kind: str, grade: Mapping[str, 
         figures.append(f"* Loss on held-out rows: {run.eval_loss:.4f}")
     is_gguf = kind.startswith("gguf")
     library = "gguf" if is_gguf else _LIBRARIES.get(kind, "transformers")
+    if kind == "adapter" and recipe.adapter.method == "bottleneck":
+        library = "transformers"
     base, data = _plain(recipe.model.name_or_path), _plain(recipe.data.name_or_path)
     what = f"GGUF file ({kind.removeprefix('gguf-').upper()})" if is_gguf else _KINDS.get(kind, kind)
     lines = [
@@ -79,6 +82,9 @@ def render_card(recipe: Recipe, run: RunSummary, kind: str, grade: Mapping[str, 
 
 
 def _use(recipe: Recipe, kind: str) -> list[str]:
+    own = own_loading(recipe) if kind == "adapter" else ""
+    if own:
+        return ["## Use", "", own, ""]
     if recipe.model.task != "causal-lm":
         return []
     key = "gguf" if kind.startswith("gguf") else kind

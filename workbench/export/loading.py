@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..components.attaching import attach_own_adapter
+from ..components.new_tokens import add_token_rows
 from ..components.own_adapter import CONFIG
 from ..components.quiet import no_progress_bars
 from ..components.source import ModelSource, find_source, load_tokenizer
@@ -55,6 +56,7 @@ def load_result(recipe: Recipe, source: ModelSource, result: Path) -> Any:
         if not holds_adapter(result):
             return kind.from_pretrained(result, use_safetensors=True).eval()
         model = kind.from_pretrained(source.path, revision=source.revision, use_safetensors=True)
+        add_token_rows(source, model)
         if (result / CONFIG).is_file():
             with torch.no_grad():
                 attach_own_adapter(model, result)
@@ -68,6 +70,24 @@ def load_result(recipe: Recipe, source: ModelSource, result: Path) -> Any:
 def holds_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter and not a whole model."""
     return (folder / CONFIG).is_file() or (folder / "adapter_config.json").is_file()
+
+
+def own_loading(recipe: Recipe) -> str:
+    """Return in Markdown how an adapter is loaded that PEFT alone does not load; empty where it does."""
+    call = 'from workbench.export import load_trained\n\nmodel, tokenizer = load_trained("THIS FOLDER")'
+    with_workbench = f"```python\n{call}\n```\n\nWithout the workbench: "
+    if recipe.adapter.method == "bottleneck":
+        return with_workbench + (
+            "behind each module M that has `M.bottleneck.*` tensors in `adapter_model.safetensors`, put a forward hook "
+            "that replaces its output x (or the first of several) by `x + up(gelu(down(x)))`, where `down` and `up` "
+            "are Linear layers with these weights."
+        )
+    if recipe.model.new_tokens and recipe.adapter.method == "lora":
+        return with_workbench + (
+            "load the tokenizer of this folder, call `base.resize_token_embeddings(len(tokenizer))` on the base model "
+            "where its embeddings have fewer rows, then `peft.PeftModel.from_pretrained(base, folder)`."
+        )
+    return ""
 
 
 def _result_of(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from .recipe import Recipe
 
 def trained_problems(recipe: Recipe) -> list[Problem]:
     """Return what contradicts itself in the settings of what trains."""
-    return _bottleneck(recipe)
+    return [*_bottleneck(recipe), *_start(recipe), *_new_tokens(recipe)]
 
 
 def _bottleneck(recipe: Recipe) -> list[Problem]:
@@ -29,3 +29,38 @@ def _bottleneck(recipe: Recipe) -> list[Problem]:
         message = "bottleneck adapters are for models with one stack of layers; an encoder-decoder has two."
         problems.append(Problem("adapter.method", message, (("adapter.method", "lora"),)))
     return problems
+
+
+def _start(recipe: Recipe) -> list[Problem]:
+    adapter = recipe.adapter
+    problems: list[Problem] = []
+    if adapter.name_or_path is None:
+        return problems
+    if adapter.method == "none":
+        message = "names an adapter to start from, and adapter.method is none."
+        problems.append(Problem("adapter.name_or_path", message, (("adapter.name_or_path", None),)))
+    elif adapter.trainable_layers is not None:
+        message = "the adapter that the run starts from says itself which layers it has."
+        problems.append(Problem("adapter.trainable_layers", message, (("adapter.trainable_layers", None),)))
+    return problems
+
+
+def _new_tokens(recipe: Recipe) -> list[Problem]:
+    model, adapter, field = recipe.model, recipe.adapter, "model.new_tokens"
+    if not model.new_tokens:
+        return []
+    wanted = tuple(dict.fromkeys(token for token in model.new_tokens if token.strip()))
+    if wanted != model.new_tokens:
+        return [Problem(field, "a token is named twice or is empty.", ((field, wanted),))]
+    if model.task not in ("causal-lm", "sequence-classification"):
+        return [Problem(field, f"tokens cannot be added for model.task={model.task}.", ((field, ()),))]
+    if adapter.method == "bottleneck":
+        message = "the rows of new tokens train beside LoRA, or with all weights; bottleneck adapters leave them out."
+        return [Problem(field, message, (("adapter.method", "lora"),))]
+    if adapter.method == "none" and (adapter.trainable_layers is not None or adapter.trainable_modules):
+        message = "their rows would not train where only chosen layers or modules do."
+        return [Problem(field, message, (("adapter.trainable_layers", None), ("adapter.trainable_modules", ())))]
+    if recipe.sharding.num_processes > 1 and recipe.sharding.layout != "ddp":
+        message = f"{recipe.sharding.layout} cuts the embeddings whose rows they are; ddp gives each device all."
+        return [Problem(field, message, (("sharding.layout", "ddp"),))]
+    return []

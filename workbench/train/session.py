@@ -339,6 +339,7 @@ class Session:
         # into the module object that is about to be replaced by a lazy one, and fails.
         import transformers  # noqa: F401
 
+        from ..components.starting import start_notes
         from .rescue import rescue
 
         # Thread-local in torch; in a new thread they are at their defaults, whatever the notebook has set.
@@ -351,6 +352,8 @@ class Session:
         engine: Any = None
         try:
             run = self._build(device)
+            for note in start_notes(self.recipe):
+                self._publisher.publish(Event("log", {"message": note}))
             self.num_steps = run.num_steps
             engine = self._make_engine(run, device, folder)
             with self._state_lock:
