@@ -23,7 +23,7 @@ _HOMES = {
     "Session": "train.session",
     "Workbench": "panel",
     "check": "pipeline.checking",
-    "clinic": "diagnose",
+    "clinic": "pipeline",
     "compare_recipes": "pipeline.comparing",
     "estimate_layouts": "estimate",
     "estimate_run": "estimate",
@@ -36,6 +36,7 @@ _HOMES = {
     "release": "pipeline.releasing",
     "start_session": "pipeline",
     "target_device": "hardware",
+    "try_worst_batch": "pipeline",
     "watch": "pipeline.watching",
 }
 
@@ -61,17 +62,17 @@ __all__ = [
     "release",
     "start_session",
     "target_device",
+    "try_worst_batch",
     "watch",
 ]
 
 if TYPE_CHECKING:
-    from .diagnose import clinic
     from .estimate import estimate_layouts, estimate_run
     from .estimate.estimate import Estimate
     from .export import export_run
     from .hardware import Device, find_device, target_device
     from .panel import LoopPanel, Workbench
-    from .pipeline import check, release, start_session, watch
+    from .pipeline import check, clinic, release, start_session, try_worst_batch, watch
     from .pipeline.comparing import compare_recipes
     from .pipeline.lightning_watch import lightning_callback
     from .plan import plan_run

@@ -29,6 +29,7 @@ PUBLIC = {
     "release",
     "start_session",
     "target_device",
+    "try_worst_batch",
     "watch",
 }
 

@@ -1,4 +1,4 @@
-"""watch() on plain loops: each fault of the clinic is named, healthy loops are not, crashes leave complete findings."""
+"""watch() on plain loops: each fault of the clinic that can be switched on is named, healthy loops are not, crashes leave complete findings."""
 
 import contextlib
 import gc
@@ -86,7 +86,7 @@ def test_a_healthy_loop_has_no_findings_and_says_what_was_watched() -> None:
 CHECKED = {"model.no_trainable", "model.optimizer_misses"}
 
 
-@pytest.mark.parametrize("cause", [name for name in clinic.names() if name not in CHECKED])
+@pytest.mark.parametrize("cause", [name for name in clinic.switches() if name not in CHECKED])
 def test_each_fault_of_the_clinic_is_named_by_the_watch(cause: str) -> None:
     model, optimizer = make()
     watch = workbench.watch(model, optimizer, look="now")
@@ -111,7 +111,7 @@ def test_faults_of_the_set_up_are_named_by_the_check(cause: str) -> None:
 def test_the_clinic_leaves_the_model_as_it_was() -> None:
     model, optimizer = make()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for cause in clinic.names():
+    for cause in clinic.switches():
         with clinic.switch_on(cause, model, optimizer):
             pass
     assert not model._forward_hooks and not model._forward_pre_hooks

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from .finding import Finding, Fix
 from .leaks import LeakVerdict, judge_leak, leak_finding
 from .loss import find_loss_faults
@@ -20,10 +17,3 @@ __all__ = [
     "judge_memory",
     "leak_finding",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # The clinic injects faults into models and needs torch; reading findings does not.
-    if name == "clinic":
-        return importlib.import_module(f"{__name__}.clinic")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

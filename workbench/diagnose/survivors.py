@@ -61,7 +61,9 @@ def find_suspects(look: MemoryLook) -> list[Suspect]:
         suspects.append(Suspect("parameters", births=[birth for birth in look.survivors if birth.phase != "optimizer"]))
     nodes = _node_slope(look.nodes)
     survivors = _cohorts(look)
-    replaced = _replaced(look, {suspect.line for suspect in survivors})
+    # What the collector freed had only waited for it, in a loop that turned it off: it grew, and is no buffer.
+    cyclic = {birth.line for birth in look.freed_by_gc}
+    replaced = _replaced(look, cyclic | {suspect.line for suspect in survivors})
     suspects += survivors + replaced
     if nodes > 0:
         suspects.append(Suspect("nodes", nodes_per_step=nodes))

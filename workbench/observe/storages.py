@@ -25,6 +25,8 @@ _LIBRARY_ROOTS = tuple(
     {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), sysconfig.get_path("stdlib")}
     | {str(Path(torch.__file__).parents[1]), str(Path(__file__).parents[1])}
 )
+# What the clinic runs stands for a user's own code: its lines and variables are to be named.
+_CLINIC = str(Path(__file__).parents[1] / "pipeline" / "clinic")
 _is_user_file: dict[str, bool] = {}
 
 
@@ -62,7 +64,7 @@ def is_user_file(filename: str) -> bool:
     known = _is_user_file.get(filename)
     if known is None:
         inside = filename.startswith(_LIBRARY_ROOTS) or filename.startswith("<frozen")
-        known = _is_user_file[filename] = not inside
+        known = _is_user_file[filename] = not inside or filename.startswith(_CLINIC)
     return known
 
 

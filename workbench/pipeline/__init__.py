@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "clinic":
+        return importlib.import_module(f"{__name__}.clinic")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'workbench.pipeline' has no attribute {name!r}")

@@ -56,7 +56,7 @@ class StepFacts:
     learning_rate: float | None = None  # Of the update; a schedule has moved on at the border.
     was_blocked: bool = False
     num_eval_forwards: int = 0
-    num_checkpointed_eval: int = 0
+    num_training_mode_eval: int = 0  # Of those, in training mode: by the border the loop may have set it again.
 
 
 class LoopHooks:
@@ -132,6 +132,7 @@ class LoopHooks:
         tokens = int(first.shape[0] * first.shape[1]) if first is not None and first.ndim > 1 else rows
         if not with_grad:
             self.facts.num_eval_forwards += 1
+            self.facts.num_training_mode_eval += self.model is not None and self.model.training
         if len(self.facts.micro_batches) < MAX_KEPT:
             on_cuda = first is not None and first.device.type == "cuda"
             cuda_state = torch.cuda.get_rng_state(first.device) if on_cuda and first is not None else None

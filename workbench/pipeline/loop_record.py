@@ -73,8 +73,8 @@ class LoopRecord:
         if facts.learning_rate is not None:
             self.learning_rates.append(facts.learning_rate)
         speed.num_eval_forwards += facts.num_eval_forwards
-        if facts.num_eval_forwards and self.model is not None and self.model.training and recomputes(self.model):
-            speed.num_recomputed += facts.num_eval_forwards
+        if facts.num_training_mode_eval and self.model is not None and recomputes(self.model):
+            speed.num_recomputed += facts.num_training_mode_eval
 
     def _add_rows(self, micro: MicroBatch) -> None:
         self.seen_rows.extend(fingerprints(micro))

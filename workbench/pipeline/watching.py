@@ -356,6 +356,19 @@ class Watch(Displayed):
 
         gc.callbacks.append(note)
         self._undo.append(lambda: gc.callbacks.remove(note))
+        cuda: Any = torch.cuda
+        empty_cache = cuda.empty_cache
+
+        def counted() -> None:
+            speed.num_empty_cache += 1
+            empty_cache()
+
+        def restore() -> None:
+            if cuda.empty_cache is counted:
+                cuda.empty_cache = empty_cache
+
+        cuda.empty_cache = counted
+        self._undo.append(restore)
 
     def _emit(self, loss: float | None, facts: StepFacts) -> None:
         if not self.observers:

@@ -152,12 +152,33 @@ def beginning_of_sequence(subject: Subject) -> Finding | None:
         return None
     double = sum(tokens[0] == bos and tokens[1] == bos for tokens in rows)
     if double < 0.5 * len(rows):
-        return None
+        return _without_bos(subject, rows, bos)
     return make_finding(
         "data.double_bos",
         f"{double} of {len(rows)} rows begin with two {subject.tokenizer.bos_token!r}.",
         where={"token_id": bos},
         evidence={"num_rows": double},
+    )
+
+
+def _without_bos(subject: Subject, rows: list[list[int]], bos: int) -> Finding | None:
+    """Find rows without the BOS that their own tokenizer puts before each text; many models expect none."""
+    lacking = sum(tokens[0] != bos for tokens in rows)
+    if lacking < 0.9 * len(rows):
+        return None
+    try:
+        ids = as_list(subject.tokenizer("a")["input_ids"])
+    except (TypeError, ValueError, KeyError):  # What splits images or sound takes no text.
+        return None
+    if not ids or ids[0] != bos:
+        return None
+    return make_finding(
+        "data.no_bos",
+        f"{lacking} of {len(rows)} rows do not begin with {subject.tokenizer.bos_token!r}, which their tokenizer puts "
+        "before each text: the model has seen texts begin with it, and will see it again when it is used.",
+        where={"token_id": bos},
+        evidence={"num_rows": lacking},
+        confidence=0.8,
     )
 
 

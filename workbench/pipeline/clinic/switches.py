@@ -1,4 +1,4 @@
-"""The faults of the clinic, one function per cause; each returns what undoes it."""
+"""Faults that are switched on in a loop of the user's own, one function per cause; each returns what undoes it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...diagnose.causes import CAUSES
 from ...observe.storages import tensors_in
-from ..causes import CAUSES
 
 Undo = Callable[[], None]
 HUGE = 1000.0
@@ -62,8 +62,8 @@ def _cause(name: str) -> Callable[[Maker], Maker]:
     return add
 
 
-def names() -> list[str]:
-    """Return the causes whose fault can be switched on."""
+def switches() -> list[str]:
+    """Return the causes whose fault can be switched on in any loop."""
     return sorted(_MAKERS)
 
 
@@ -72,7 +72,7 @@ def switch_on(cause: str, model: nn.Module, optimizer: Any = None, *, at_step: i
     """Switch a fault on for the length of a block.
 
     Args:
-        cause: One of ``names()``.
+        cause: One of ``switches()``.
         model: The model that trains; its outputs must have a ``loss`` for faults of the loss.
         optimizer: Its optimizer, where the fault concerns it.
         at_step: Forward pass, counted from 1, at which a fault of a single step strikes.
@@ -84,7 +84,9 @@ def switch_on(cause: str, model: nn.Module, optimizer: Any = None, *, at_step: i
         ValueError: No such fault.
     """
     if cause not in _MAKERS:
-        raise ValueError(f"{cause!r} is no fault of the clinic. Faults: {', '.join(names())}.")
+        raise ValueError(
+            f"{cause!r} cannot be switched on in a loop of your own. Those that can: {', '.join(switches())}."
+        )
     fault = Fault(cause, model, optimizer, at_step)
 
     def count(module: nn.Module, args: Any, kwargs: Any) -> None:
