@@ -94,6 +94,23 @@ def _event_phases(tape: Tape) -> Any:
     return phases
 
 
+def _require_lives(events: Any, rows: Any) -> None:
+    """Check that every copy of a storage begins once and ends as often as the one it was copied from.
+
+    Likes of the first layer are found by place and size; where they are not each other's, one copy ends twice and
+    another never.
+
+    Raises:
+        NotUniformError: One does not.
+    """
+    count = int(rows.max()) + 1
+    births = np.bincount(events[events >= 0], minlength=count)
+    deaths = np.bincount(~events[events < 0], minlength=count)
+    template, copies = rows[1], rows[2:]
+    if (births[copies] != births[template]).any() or (deaths[copies] != deaths[template]).any():
+        raise NotUniformError("storages of the layers between first and last do not begin and end alike.")
+
+
 class _Unroller:
     def __init__(self, tape: Tape, num_blocks: int, period: int) -> None:
         self.tape = tape
@@ -119,6 +136,8 @@ class _Unroller:
             known = row >= 0
             ordinal[row[known]] = np.flatnonzero(known)
         pieces, phase_pieces, starts = self._events(rows, ordinal)
+        events = np.concatenate(pieces)
+        _require_lives(events, rows)
         template_tokens = rows[1]
         sources = np.concatenate([np.arange(count)] + [template_tokens] * self.copies)
         sizes = np.array(tape.sizes, dtype=np.int64)[sources]
@@ -129,7 +148,7 @@ class _Unroller:
         layers = np.array([work.layer for work in tape.work], dtype=np.int64)
         weights = np.where((layers >= 0) & (layers // self.period == self.template), 1 + self.copies, 1)
         return Life(
-            events=np.concatenate(pieces),
+            events=events,
             sizes=sizes,
             categories=categories,
             sources=sources,
