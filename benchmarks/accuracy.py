@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print(render_text(chosen, grades, unmapped, planners))
         print(f"\n{elapsed_s:.0f} s")
-    checks = check_targets(chosen, unmapped, summarize(grades), count_verdicts(grades))
+    checks = check_targets(chosen, unmapped, summarize(grades), count_verdicts(grades), grades)
     if arguments.store:
         STORED.write_text(json.dumps(to_store(grades, checks), indent=1) + "\n", encoding="utf-8")
     return 0 if all(check.met for check in checks) else 1
@@ -124,7 +124,9 @@ def to_dict(
             }
             for grade in grades
         ],
-        "targets": [vars(check) for check in check_targets(rows, unmapped, summarize(grades), count_verdicts(grades))],
+        "targets": [
+            vars(check) for check in check_targets(rows, unmapped, summarize(grades), count_verdicts(grades), grades)
+        ],
         "misses": [list(miss) for miss in misses(grades, summarize(grades))],
         "unmapped": unmapped_reasons(unmapped),
         "planners": {

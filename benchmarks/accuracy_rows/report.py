@@ -83,7 +83,7 @@ def _tables(
 
 
 def _targets(rows: Sequence[Mapping[str, Any]], grades: Sequence[Grade], unmapped: Sequence[UnmappedRow]) -> Table:
-    checks = check_targets(rows, unmapped, summarize(grades), count_verdicts(grades))
+    checks = check_targets(rows, unmapped, summarize(grades), count_verdicts(grades), grades)
     body = [[check.target, check.seen, "yes" if check.met else "no"] for check in checks]
     return ("Targets", ["target", "seen", "met"], body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from .row import UnmappedRow, grades_memory, source_name
 _T4 = "fitcheck-llm T4"
 # Share of one-GPU rows of class A that have to be mapped, and of finished runs with room to spare that "fit".
 MIN_MAPPED, MIN_CLEAR = 0.90, 0.80
+# Median error of the step time: over all published rows of one GPU, and over those of each source.
+STEP_TIME = 0.12
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ BOUNDS = (
     Bound(_T4, "reserved", mean=0.02, worst=0.06),
     Bound(_T4, "process", mean=0.02, worst=0.06),
     *(Bound("", counter, median=0.04) for counter in _MEMORY),
-    Bound("", "step time", median=0.12),
+    Bound("", "step time", median=STEP_TIME),
 )
 
 # Why rows of a source miss their bound, and what was tried: ``(source, counter, cause)``, the first that fits.
@@ -73,9 +76,21 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
         "kernels included, and reserved memory of a run whose loading is not published.",
     ),
     ("Qwen README", "step time", "The model's own code with fused kernels and DeepSpeed, which is not traced."),
-    ("optimum-benchmark", "step time", "Steps of milliseconds: the host's speed, which is not published, bounds them."),
+    (
+        "optimum-benchmark",
+        "step time",
+        "Steps of milliseconds: the host's speed, which is not published, bounds them. Tried: host and device as two "
+        "clocks, with the overhead of a measured server, which halves the worst miss.",
+    ),
     ("transformers docs, BERT", "step time", "Kernels of torch 1.10 on a V100; total time with start-up, 512 samples."),
-    (_T4, "step time", "Short steps: launches and Python on the host, which is not published, bound them."),
+    (
+        _T4,
+        "step time",
+        "The same settings ran 15 % faster in the other sweep (F0040 against F0062), and runs with less work took "
+        "longer than their twins (F0013 against F0011): the card's clock, which is not published. Steps of "
+        "SmolLM2-135M with 512 tokens are bound by a host about twice as slow as the one that the overhead was "
+        "measured on. Tried: host and device as two clocks.",
+    ),
 )  # fmt: skip
 
 
@@ -99,6 +114,7 @@ def check_targets(
     unmapped: Sequence[UnmappedRow],
     summaries: Iterable[Summary],
     verdicts: Sequence[Verdicts],
+    grades: Sequence[Grade],
 ) -> list[Check]:
     """Return every target that the rows can grade."""
     without = {item.row["id"] for item in unmapped}
@@ -114,6 +130,11 @@ def check_targets(
     if clear:
         called = sum(count.clear_called_fits for count in verdicts)
         checks.append(_at_least("finished runs with 10 % to spare that are said to fit", called / clear, MIN_CLEAR))
+    times = [abs(grade.relative("step time")) for grade in grades if "step time" in grade.errors]
+    if times:
+        median = statistics.median(times)
+        label = f"all sources, step time: median at most {STEP_TIME:.0%}"
+        checks.append(Check(label, f"{median * 100:.1f} %", median <= STEP_TIME))
     for summary in summaries:
         bound = bound_of(summary)
         for name in ("median", "mean", "worst"):

@@ -51,7 +51,7 @@ class CpuRates:
 
     def __init__(self, device: Device, phase_names: Sequence[str]) -> None:
         self._device = device
-        self._overheads = [device.overhead_s.get(_place(name), device.launch_s) for name in phase_names]
+        self._overheads = [device.overhead_s.get(overhead_place(name), device.launch_s) for name in phase_names]
         self._curve = functools.cache(self._find_curve)
         self._product_s = functools.cache(self._seconds_of_product)
 
@@ -104,7 +104,8 @@ class CpuRates:
         return None
 
 
-def _place(phase: str) -> str:
+def overhead_place(phase: str) -> str:
+    """Return the entry of ``Device.overhead_s`` that holds for operators of a phase."""
     if phase in _THROUGH_MODULES:
         return "forward"
     return phase if phase == "backward" else "optimizer"

@@ -1,7 +1,7 @@
 """Step time by a roofline over the traced operators: the slower of computing and moving, for each operator.
 
 Rates are the device's peaks (or measured ones, see ``hardware/calibrate.py``) times what operators of a class usually
-reach of them. The host launches operators one by one; where that takes longer than the device, it is the floor.
+reach of them. The host launches operators one by one; where that takes longer than the device, the device waits.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..hardware import Device
 from ..recipe import Recipe
-from .cpu_time import CpuRates
+from .cpu_time import CpuRates, overhead_place
 from .estimate import BatchShape, TimeEstimate
 from .recorder import HOST_COPY
 from .tape import Work
@@ -37,6 +38,11 @@ NARROW = 64
 # Bytes/s that copies from pinned memory reach over 16 lanes of PCIe 3, 4 and 5: about 0.8 of 15.8, 31.5 and 63 GB/s.
 # Source: PCI-SIG's rates for x16; GPUs below compute capability 8 have version 3, below 9 version 4, then 5.
 HOST_LINK_BYTES_PER_S = (12e9, 25e9, 50e9)
+
+# What it costs a host to reach one operator, Python's modules, the dispatcher and autograd included: what
+# ``hardware/overhead.py`` measures on one core of an AMD EPYC server with torch 2.13. Hosts of cloud machines differ by
+# a factor of two either way, which the interval covers; ``calibrate`` measures the host at hand.
+HOST_OVERHEAD_S = {"forward": 24e-6, "backward": 12e-6, "optimizer": 4e-6}
 
 
 def _host_link(device: Device) -> float:
@@ -132,9 +138,11 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
     shrink = shape.mean_length / shape.length
     by_class: dict[str, float] = defaultdict(float)
     by_limit: dict[str, float] = defaultdict(float)
-    flops, num_operators, busy, host = 0.0, 0.0, 0.0, 0.0
+    flops, num_operators = 0.0, 0.0
     on_gpu = device.has_caching_allocator
-    rates = _Rates(recipe, device) if on_gpu else CpuRates(device, life.tape.phase_names)
+    names = life.tape.phase_names
+    rates = _Rates(recipe, device, names) if on_gpu else CpuRates(device, names)
+    clocks = _Clocks()
     for name, count in repeats.items():
         if name not in segments or count <= 0:
             continue
@@ -147,14 +155,37 @@ def _step_time(recipe: Recipe, device: Device, life: Life, shape: BatchShape) ->
             seconds = rates.seconds(work) * scale * times
             by_class[label] += seconds
             by_limit["compute" if rates.is_compute(work) else "bandwidth"] += seconds
-            busy += seconds
+            clocks.run(seconds, rates.overhead(work), times)
             flops += work.flops * scale * times
             num_operators += times
-            host += rates.overhead(work) * times
     # A GPU works while the host launches; a CPU does one after the other.
-    by_class["launch"] = max(0.0, host - busy) if on_gpu else host
+    by_class["launch"] = clocks.idle_s if on_gpu else clocks.host_s
     by_limit["launch"] = by_class["launch"]
     return StepTime(dict(by_class), dict(by_limit), flops, round(num_operators))
+
+
+class _Clocks:
+    """Two clocks of one step: the host launches operators in their order, the GPU works on what was launched.
+
+    The host runs ahead while the GPU is busy; where it falls behind, the GPU waits.
+
+    Attributes:
+        host_s: Seconds the host has launched for.
+        idle_s: Seconds the GPU waited for it.
+    """
+
+    def __init__(self) -> None:
+        self.host_s = self.idle_s = self._device_s = 0.0
+
+    def run(self, seconds: float, overhead_s: float, times: int) -> None:
+        """Run an operator ``times`` times in a row: ``seconds`` on the device in all."""
+        busy_from = self._device_s
+        launched_first = self.host_s + overhead_s
+        self.host_s += overhead_s * times
+        after_all = max(busy_from, launched_first) + seconds
+        after_last = self.host_s + seconds / times
+        self._device_s = max(after_all, after_last)
+        self.idle_s += self._device_s - busy_from - seconds
 
 
 def anchor_time(predicted: TimeEstimate, measured_step_s: float) -> TimeEstimate:
@@ -207,8 +238,11 @@ def class_of(work: Work) -> str:
 class _Rates:
     """Seconds of operators on one GPU."""
 
-    def __init__(self, recipe: Recipe, device: Device) -> None:
+    def __init__(self, recipe: Recipe, device: Device, phase_names: Sequence[str]) -> None:
         self._device = device
+        measured_s = device.overhead_s
+        host_s = measured_s or {place: seconds + device.launch_s for place, seconds in HOST_OVERHEAD_S.items()}
+        self._overheads = [host_s[overhead_place(name)] for name in phase_names]
         flops = dict(device.flops_per_s)
         if recipe.training.tf32:
             flops["float32"] = flops.get("tf32", flops["float32"])
@@ -219,8 +253,8 @@ class _Rates:
         self._dequantize = measured.get("dequantize.4", 1.0)
 
     def overhead(self, work: Work) -> float:
-        """Return the host's seconds to launch an operator."""
-        return self._device.launch_s
+        """Return the host's seconds to reach and launch an operator."""
+        return self._overheads[work.phase]
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of one operator, launch excluded."""

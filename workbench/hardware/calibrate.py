@@ -15,6 +15,7 @@ from ..events import Cancel, Progress, ProgressCallback
 from ..units import GIB
 from . import probes
 from .device import Device
+from .overhead import overhead_s
 from .store import Profile, save_profile
 
 if TYPE_CHECKING:
@@ -84,8 +85,6 @@ def _measure_cpu(name: str, progress: ProgressCallback | None, cancel: Cancel | 
     """Measure a CPU: see ``probes.py``."""
     import torch
 
-    from .overhead import overhead_s
-
     num_threads = torch.get_num_threads()
     clock, seconds = probes.process_clock(num_threads), SECONDS_PER_POINT
     work: dict[str, Callable[[], probes.Points]] = {}
@@ -147,22 +146,23 @@ def _measure_gpu(name: str, progress: ProgressCallback | None, cancel: Cancel | 
     kind = "cuda"
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     measured: dict[str, float] = {}
-    planned: list[tuple[str, Callable[[], float]]] = [
-        ("bandwidth", lambda: _bandwidth(kind)),
-        ("launch", lambda: _launch(kind)),
-    ]
+    planned: list[tuple[str, Callable[[], float]]] = [("bandwidth", lambda: _bandwidth(kind))]
     for dtype_name, dtype in dtypes.items():
         for size in ("medium", "narrow", "large"):
             planned.append((f"matmul.{dtype_name}.{size}", _bind(_gemm_probe, kind, dtype, size, measured)))
     planned.append(("attention", lambda: _attention_rate(kind, torch.float16)))
     planned.append(("dequantize.4", lambda: _dequantize_rate(kind)))
     for index, (key, probe) in enumerate(planned):
-        _tell(progress, cancel, index, len(planned), key)
+        _tell(progress, cancel, index, len(planned) + 1, key)
         measured[key] = probe()
-    return _profile_of(name, torch.__version__, measured, list(dtypes))
+    _tell(progress, cancel, len(planned), len(planned) + 1, "overhead")
+    overheads = overhead_s(time.perf_counter, SECONDS_PER_PROBE, kind)
+    return _profile_of(name, measured, list(dtypes), overheads)
 
 
-def _profile_of(name: str, torch_version: str, measured: dict[str, float], dtype_names: list[str]) -> Profile:
+def _profile_of(name: str, measured: dict[str, float], dtype_names: list[str], overheads: dict[str, float]) -> Profile:
+    import torch
+
     best = {dtype: max(measured[f"matmul.{dtype}.{size}"] for size in GEMM_SHAPES) for dtype in dtype_names}
     efficiency = {
         f"matmul.{dtype}.{size}": measured[f"matmul.{dtype}.{size}"] / best[dtype]
@@ -176,12 +176,13 @@ def _profile_of(name: str, torch_version: str, measured: dict[str, float], dtype
     flops = {"tf32": best["float32"], "int8": best["float16"], **best}
     return Profile(
         device_name=name,
-        torch_version=torch_version,
+        torch_version=torch.__version__,
         num_threads=0,
         bandwidth_bytes_per_s=measured["bandwidth"],
         flops_per_s=flops,
-        launch_s=measured["launch"],
+        launch_s=overheads["forward"],
         efficiency=efficiency,
+        overhead_s=overheads,
     )
 
 

@@ -42,9 +42,10 @@ class Device:
         source: ``"this machine"`` or ``"table"``.
         is_emulated: True when it is not the device of this machine.
         efficiency: Measured fractions of the peaks by operator class, from ``calibrate``; empty when not measured.
-        launch_s: Time one operator costs on the host, measured or assumed.
+        launch_s: On a GPU the time the driver takes to launch one kernel; on a CPU what reaching one operator costs.
         rates: Measured rates of a CPU by kind of work, each over shapes or sizes, see ``probes.py``.
-        overhead_s: Measured time of reaching one operator on a CPU, by phase: forward, backward, optimizer.
+        overhead_s: Measured time of reaching one operator on the host (launch included on a GPU), by phase: forward,
+            backward, optimizer.
     """
 
     name: str

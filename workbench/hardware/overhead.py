@@ -16,12 +16,13 @@ from .probes import Clock, shortest
 NUM_PARAMETERS = 24
 
 
-def overhead_s(clock: Clock, seconds: float) -> dict[str, float]:
+def overhead_s(clock: Clock, seconds: float, kind: str = "cpu") -> dict[str, float]:
     """Return the seconds of reaching one operator in ``"forward"``, ``"backward"`` and ``"optimizer"``.
 
     Args:
         clock: See ``probes.process_clock``.
         seconds: For each of the three.
+        kind: ``"cuda"`` measures what this host takes to keep a GPU busy, its launches included.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,22 +30,29 @@ def overhead_s(clock: Clock, seconds: float) -> dict[str, float]:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=8, num_hidden_layers=4, use_cache=False, **sizes)
     with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(config).train()
-    tokens = torch.zeros(1, 4, dtype=torch.int64)
+        model = LlamaForCausalLM(config).train().to(kind)
+    tokens = torch.zeros(1, 4, dtype=torch.int64, device=kind)
+
+    def finished(work: Callable[[], object]) -> Callable[[], object]:
+        def run() -> None:
+            work()
+            torch.cuda.synchronize()
+
+        return run if kind == "cuda" else work
 
     def forward() -> Any:
         return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
     forward().backward()  # Gradients exist from here on, so that the next passes add to them.
-    forward_s = shortest(forward, clock, seconds)
-    both_s = shortest(lambda: forward().backward(), clock, seconds)
+    forward_s = shortest(finished(forward), clock, seconds)
+    both_s = shortest(finished(lambda: forward().backward()), clock, seconds)
     num_forward = count_operators(forward)
     num_both = count_operators(lambda: forward().backward())
-    parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(NUM_PARAMETERS)]
+    parameters = [torch.nn.Parameter(torch.ones(8, device=kind)) for _ in range(NUM_PARAMETERS)]
     for parameter in parameters:
-        parameter.grad = torch.ones(8)
+        parameter.grad = torch.ones(8, device=kind)
     optimizer = torch.optim.AdamW(parameters, foreach=False, fused=False)
-    step_s = shortest(optimizer.step, clock, seconds)
+    step_s = shortest(finished(optimizer.step), clock, seconds)
     return {
         "forward": forward_s / num_forward,
         "backward": max(both_s - forward_s, 0.1 * both_s) / (num_both - num_forward),

@@ -23,7 +23,7 @@ def _verdicts(*, false_fits: int = 0, clear: int = 10, called: int = 10) -> Verd
 
 
 def _met(summaries: list[Summary], verdicts: list[Verdicts]) -> list[bool]:
-    return [check.met for check in check_targets([], [], summaries, verdicts)]
+    return [check.met for check in check_targets([], [], summaries, verdicts, [])]
 
 
 def test_errors_are_held_to_the_bound_of_their_source_and_counter() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from workbench.estimate import BatchShape, estimate_run
 from workbench.estimate.shape import full_shape
-from workbench.estimate.time import anchor_time
+from workbench.estimate.time import _Clocks, anchor_time
 from workbench.hardware import Device, find_device
 from workbench.recipe import Recipe
 
@@ -50,6 +50,21 @@ def test_the_host_is_the_floor_of_a_gpu() -> None:
     patient = dataclasses.replace(T4, launch_s=1e-3)
     step = estimate_run(TINY, patient).time
     assert step.seconds_by_class["launch"] > 0.9 * step.step_s
+
+
+def test_a_gpu_waits_for_its_host_only_where_it_has_nothing_left_to_do() -> None:
+    clocks = _Clocks()
+    clocks.run(5.0, 1.0, 1)  # launched at 1, busy to 6
+    clocks.run(5.0, 1.0, 1)  # launched at 2, waits for nothing
+    assert (clocks.host_s, clocks.idle_s) == (2.0, 1.0)
+    clocks.run(0.3, 1.0, 12)  # the device runs dry at 11 and ends with the last launch, at 14
+    assert clocks.host_s == 14.0
+    assert clocks.idle_s == pytest.approx(14.0 + 0.3 / 12 - 5.0 - 5.0 - 0.3)
+
+
+def test_a_measured_host_takes_the_place_of_the_assumed_one() -> None:
+    slow = dataclasses.replace(T4, overhead_s={"forward": 1e-3, "backward": 1e-3, "optimizer": 1e-3})
+    assert estimate_run(TINY, slow).time.step_s > 5 * estimate_run(TINY, T4).time.step_s
 
 
 def test_the_mean_batch_decides_the_time_and_the_longest_the_memory() -> None:
