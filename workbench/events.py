@@ -51,6 +51,11 @@ METRIC_COLUMNS = (
     "reserved_bytes",
     "process_bytes",
     "eval_loss",
+    "micro_batch_size",  # samples of a forward pass
+    "accumulation",  # forward passes of the step
+    "noise_scale_tokens",  # with policies.batch=noise_scale: supervised tokens at which noise equals gradient
+    "utilization_fraction",  # share of the step in which the device computed
+    "cost_usd",  # of the run so far, where a price is known
     "eval_accuracy",  # of a classifier: share of the held-out rows it gets right
 )
 
@@ -102,7 +107,7 @@ class Event:
 
     Attributes:
         kind: ``"state"``, ``"step"``, ``"progress"``, ``"evaluation"``, ``"checkpoint"``, ``"finding"``,
-            ``"edit"``, ``"log"``, ``"spike"``, ``"error"``.
+            ``"edit"``, ``"log"``, ``"spike"``, ``"pruning"``, ``"batch"``, ``"error"``.
         data: Plain JSON values. ``step`` events carry the columns of METRIC_COLUMNS.
         time_s: Wall-clock seconds since the epoch.
     """

@@ -19,6 +19,7 @@ from ..recipe import Recipe
 from . import activations, adapter, checkpointing, loss, quantization
 from .new_tokens import add_token_rows
 from .precision import Precision, load_weight_dtype, resolve_precision
+from .pruning import hold_on_meta
 from .quiet import expected_report, no_progress_bars
 from .task import CLASSIFICATION, auto_class, head_modules, model_class
 
@@ -89,6 +90,8 @@ def build_model(
             model = adapter.attach_adapter(recipe, model, is_partial=is_partial, new_token_ids=new_ids)
             if quantized is not None:
                 quantization.pack_meta_weights(model, quantized)
+            if place == "meta":
+                hold_on_meta(recipe, model)
             if recipe.training.gradient_checkpointing:
                 # After the adapter: PEFT makes the inputs of a checkpointed model require gradients, see there.
                 training = recipe.training
@@ -151,13 +154,22 @@ def attention_implementation(recipe: Recipe, config: Any) -> str:
 
 
 def _skeleton(recipe: Recipe, config: Any, precision: Precision) -> nn.Module:
+    wanted = attention_implementation(recipe, config)
+    # transformers asks for the package, which an estimate does without.
+    needs_package = wanted == "flash_attention_2"
     with torch.device("meta"):
         model = auto_class(recipe).from_config(
             config,
             dtype=precision.weight_dtype,
-            attn_implementation=attention_implementation(recipe, config),
+            attn_implementation="eager" if needs_package else wanted,
             trust_remote_code=recipe.model.trust_remote_code,
         )
+    if needs_package:
+        if not model._supports_flash_attn:
+            raise ModelError(
+                f"{type(model).__name__} has no code for flash_attention_2. Set model.attn_implementation=sdpa."
+            )
+        model.config._attn_implementation = wanted
     _move_to_meta(model, precision.weight_dtype)
     return model
 

@@ -18,7 +18,7 @@ _IRRELEVANT = (
     "data.max_length", "data.group_by_length", "data.sampling", "data.num_proc", "data.dataloader_num_workers",
     "adapter.lora_alpha",
     "training.per_device_train_batch_size", "training.gradient_accumulation_steps", "training.learning_rate",
-    "phases.steps", "phases.learning_rate",
+    "phases.steps", "phases.learning_rate", "pruning.amount", "pruning.step",
     "training.num_train_epochs", "training.max_steps", "training.lr_scheduler_type", "training.warmup_steps",
     "training.adam_beta1", "training.adam_beta2", "training.adam_epsilon", "training.tf32", "training.seed",
     "training.logging_steps", "training.save_steps", "training.save_total_limit", "training.report_to",

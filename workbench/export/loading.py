@@ -11,6 +11,7 @@ import torch
 from ..components.attaching import attach_own_adapter
 from ..components.new_tokens import add_token_rows
 from ..components.own_adapter import CONFIG
+from ..components.pruning import apply_masks, read_masks
 from ..components.quiet import no_progress_bars
 from ..components.source import ModelSource, find_source, load_tokenizer
 from ..components.task import auto_class
@@ -57,6 +58,9 @@ def load_result(recipe: Recipe, source: ModelSource, result: Path) -> Any:
             return kind.from_pretrained(result, use_safetensors=True).eval()
         model = kind.from_pretrained(source.path, revision=source.revision, use_safetensors=True)
         add_token_rows(source, model)
+        masks = read_masks(result)
+        if masks is not None:
+            apply_masks(model.requires_grad_(False), masks)
         if (result / CONFIG).is_file():
             with torch.no_grad():
                 attach_own_adapter(model, result)

@@ -22,6 +22,7 @@ GROUP_TITLES: dict[str, str] = {
     "quantization": "Quantization",
     "training": "Training",
     "phases": "Phases",
+    "pruning": "Pruning",
     "evaluation": "Evaluation",
     "hardware": "Hardware",
     "sharding": "Several devices",
@@ -30,7 +31,7 @@ GROUP_TITLES: dict[str, str] = {
 }
 SECTION_GROUPS: tuple[tuple[str, ...], tuple[str, ...]] = (
     ("model", "data", "hardware", "sharding"),
-    ("adapter", "quantization", "training", "phases", "evaluation", "cost", "policies"),
+    ("adapter", "quantization", "training", "phases", "pruning", "evaluation", "cost", "policies"),
 )
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 MAX_FILES_SUGGESTED = 40

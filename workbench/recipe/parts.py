@@ -291,6 +291,19 @@ class PhasesPart(Part):
     """How many of the last layers train in each phase, 0 for all; empty: all in every phase."""
 
 
+class PruningPart(Part):
+    """Weights of the repeated layers that are set to zero and stay zero."""
+
+    method: Literal["none", "l1_global", "structured"] = _shown("none", "Pruning", toggle=True)
+    """``l1_global`` zeroes the smallest weights of all layers together; ``structured`` whole rows of each matrix, those
+    of the smallest norm. With an adapter the frozen base is pruned, and merging keeps its zeros."""
+    amount: float = _shown(0.3, "Share pruned", gt=0.0, lt=1.0)
+    """Share of the weights (of the rows) that become zero."""
+    step: int | None = _shown(0, "Prune after", ge=0)
+    """Optimizer steps before pruning; the rest of the run trains on with the zeros held. 0 prunes before the first
+    step, empty after the last, without training on."""
+
+
 class EvaluationPart(Part):
     """Held-out rows, and what they decide."""
 
@@ -354,8 +367,21 @@ class ShardingPart(Part):
 
 
 class PoliciesPart(Part):
-    """What happens when something goes wrong."""
+    """What happens when something goes wrong, and what adapts while the run goes on."""
 
+    batch: Literal["fixed", "noise_scale"] = _shown("fixed", "Batch per step")
+    """``fixed`` takes ``gradient_accumulation_steps`` forward passes a step. ``noise_scale`` begins there and follows
+    the measured gradient noise: few passes while steps agree, more where they scatter. The learning rate stays as the
+    schedule says, a growing batch takes the place of a falling rate. Needs ``max_steps``."""
+    min_accumulation: int = _shown(2, "Fewest passes a step", show="hidden", ge=2, le=4096)
+    """Lower bound of ``noise_scale``: 2, since the noise is measured between micro-batches of a step."""
+    max_accumulation: int = _shown(32, "Most passes a step", show="hidden", ge=2, le=4096)
+    """Upper bound of ``noise_scale``."""
+    on_oom: Literal["stop", "halve_micro_batch", "adapt_micro_batch"] = _shown("stop", "On out of memory")
+    """In forward or backward: ``stop`` says what fits, or cut micro-batches in halves and repeat the step, with the
+    same samples, loss and gradients up to rounding. ``halve_micro_batch`` keeps the smaller size;
+    ``adapt_micro_batch`` goes back to larger ones, up to ``per_device_train_batch_size``, where the measured memory
+    leaves room."""
     on_nonfinite: Literal["stop", "skip"] = _shown("stop", "On NaN or Inf")
     """A step with a NaN or Inf gradient never updates the weights; then ``stop`` the run or ``skip`` the step."""
     on_spike: Literal["keep", "skip", "damp"] = _shown("keep", "On a loss spike")

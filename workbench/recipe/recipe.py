@@ -34,6 +34,7 @@ class Recipe(parts.Part):
     quantization: parts.QuantizationPart = parts.QuantizationPart()
     training: parts.TrainingPart = parts.TrainingPart()
     phases: parts.PhasesPart = parts.PhasesPart()
+    pruning: parts.PruningPart = parts.PruningPart()
     evaluation: parts.EvaluationPart = parts.EvaluationPart()
     hardware: parts.HardwarePart = parts.HardwarePart()
     sharding: parts.ShardingPart = parts.ShardingPart()

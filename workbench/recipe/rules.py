@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import Problem, RecipeError
+from .loop_rules import loop_problems
 from .recipe import Recipe
 from .trained_rules import trained_problems
 
@@ -186,21 +187,6 @@ def _task(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     if task != "image-text-to-text" and data.image_column is not None:
         message = f"images belong to model.task=image-text-to-text, not to {task}."
         problems.append(Problem("data.image_column", message, (("data.image_column", None),)))
-    return problems
-
-
-def _optimizer(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
-    training, problems = recipe.training, []
-    if training.optim == "galore_adamw":
-        if recipe.adapter.method != "none":
-            text = "galore_adamw saves state of whole weights; the matrices of an adapter are of low rank already."
-            problems.append(Problem("training.optim", text, (("training.optim", "adamw_torch_fused"),)))
-        return problems
-    defaults = Recipe().training
-    for name in ("galore_rank", "galore_update_proj_gap", "galore_scale"):
-        if getattr(training, name) != getattr(defaults, name):
-            text = f"belongs to training.optim=galore_adamw, not to {training.optim}."
-            problems.append(Problem(f"training.{name}", text, ((f"training.{name}", getattr(defaults, name)),)))
     return problems
 
 
@@ -391,12 +377,8 @@ def _sharding(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
     return problems
 
 
-def _policies(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
-    policy, layout = recipe.policies.on_spike, recipe.sharding.layout
-    if policy == "keep" or layout == "ddp" or recipe.sharding.num_processes == 1:
-        return []
-    message = f"{policy} changes whole gradients before the update, which {layout} cuts over the devices."
-    return [Problem("policies.on_spike", message, (("policies.on_spike", "keep"),))]
+def _loop(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
+    return loop_problems(recipe)
 
 
 def _compile(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
@@ -446,7 +428,7 @@ _BLOCKWISE_OPTIMIZERS = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "ada
 _RULES: tuple[Rule, ...] = (
     _quantization,
     _precision,
-    _optimizer,
+    _loop,
     _attention,
     _data,
     _task,
@@ -458,5 +440,4 @@ _RULES: tuple[Rule, ...] = (
     _activations,
     _compile,
     _sharding,
-    _policies,
 )

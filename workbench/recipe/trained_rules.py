@@ -8,7 +8,7 @@ from .recipe import Recipe
 
 def trained_problems(recipe: Recipe) -> list[Problem]:
     """Return what contradicts itself in the settings of what trains."""
-    return [*_bottleneck(recipe), *_start(recipe), *_new_tokens(recipe)]
+    return [*_bottleneck(recipe), *_start(recipe), *_new_tokens(recipe), *_pruning(recipe)]
 
 
 def _bottleneck(recipe: Recipe) -> list[Problem]:
@@ -64,3 +64,38 @@ def _new_tokens(recipe: Recipe) -> list[Problem]:
         message = f"{recipe.sharding.layout} cuts the embeddings whose rows they are; ddp gives each device all."
         return [Problem(field, message, (("sharding.layout", "ddp"),))]
     return []
+
+
+def _pruning(recipe: Recipe) -> list[Problem]:
+    pruning, training, plain = recipe.pruning, recipe.training, Recipe().pruning
+    problems: list[Problem] = []
+    off = (("pruning.method", "none"),)
+    if pruning.method == "none":
+        for name in ("amount", "step"):
+            if getattr(pruning, name) != getattr(plain, name):
+                message = "says how much or when is pruned, and pruning.method is none."
+                problems.append(Problem(f"pruning.{name}", message, (("pruning.method", "l1_global"),)))
+                break
+        return problems
+    if recipe.quantization.bits:
+        message = f"weights in {recipe.quantization.bits} bits cannot be set to zero one by one."
+        fix = ((f"quantization.load_in_{recipe.quantization.bits}bit", False),)
+        problems.append(Problem("pruning.method", message, fix))
+    if recipe.model.task == "seq2seq-lm":
+        message = "pruning is for models with one stack of layers; an encoder-decoder has two."
+        problems.append(Problem("pruning.method", message, off))
+    if recipe.sharding.num_processes > 1 and recipe.sharding.layout != "ddp":
+        message = f"{recipe.sharding.layout} cuts the weights that are compared; ddp gives each device all."
+        problems.append(Problem("pruning.method", message, (("sharding.layout", "ddp"),)))
+    if recipe.phases.trainable_layers and pruning.step != 0:
+        message = "layers that rest in one phase and train in a later one hold their zeros only when pruned at first."
+        problems.append(Problem("pruning.step", message, (("pruning.step", 0),)))
+        return problems
+    num_steps = sum(recipe.phases.steps) or max(0, training.max_steps)
+    if pruning.step is not None and num_steps and pruning.step >= num_steps:
+        message = f"{pruning.step} is not before the last of {num_steps} steps; empty prunes after it."
+        problems.append(Problem("pruning.step", message, (("pruning.step", None),)))
+    elif pruning.step != 0 and recipe.evaluation.load_best_model_at_end:
+        message = "the best checkpoint may be one from before pruning; prune before the first step, or keep the last."
+        problems.append(Problem("pruning.step", message, (("pruning.step", 0),)))
+    return problems

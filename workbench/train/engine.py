@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,25 @@ from transformers import PrinterCallback, TrainerCallback
 
 from ..components.freezing import PhaseSwitch
 from ..components.loss import evaluate_batch
-from ..components.step import micro_step
 from ..errors import NonFiniteError
 from ..events import Event
 from .build import Run
 from .checkpoint import random_state
 from .compiling import CompiledForward
 from .control import Control
-from .resumable import ResumableTrainer, progress_data
+from .pruner import Pruner
+from .resumable import progress_data
 from .run_folder import RunFolder
 from .sampler import EpochSampler, sampler_of
 from .spikes import SHOWN_ROWS, Spike, begin_of, spike_event
-from .telemetry import COUNTS, ROW, CountingCollator, Publisher, TokenCounts, is_finite
+from .stepping import SteppingTrainer
+from .telemetry import COUNTS, ROW, CountingCollator, Publisher, is_finite
 
 # Steps in a row that ``policies.on_nonfinite: skip`` skips. A model whose weights are NaN never recovers.
 MAX_SKIPPED_STEPS = 20
 
 
-class Engine(ResumableTrainer):
+class Engine(SteppingTrainer):
     """transformers' loop with the workbench's micro-step, loss, evaluation, checkpoints and guard against NaN.
 
     The trainer keeps what it is good at: epochs, accumulation, the schedule, trackers, the order of callbacks.
@@ -49,11 +49,10 @@ class Engine(ResumableTrainer):
         """
         self.begin(run, folder, publisher)
         self._wishes = control
-        self._counts = TokenCounts()
-        self._step_loss: Tensor | None = None
+        self.begin_stepping(run)
         self._skipped_in_a_row = 0
         self.phases = PhaseSwitch(run.recipe, run.model)
-        self.most_slots = 0  # Token slots of the largest micro-batch so far.
+        self.pruner = Pruner(run.recipe, run.model, publisher.publish, self.held_out_loss)
         self._sampler = sampler_of(run.recipe, run.data.train, num_processes=arguments.world_size)
         self._compiled = (
             CompiledForward(run.recipe, run.model, publisher.publish) if run.recipe.training.torch_compile else None
@@ -73,43 +72,6 @@ class Engine(ResumableTrainer):
             self.accelerator.scaler = torch.amp.GradScaler("cuda" if run.device.has_caching_allocator else "cpu")
 
     # -- the step --------------------------------------------------------------------------------------------------
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], int]:
-        """Fetch the micro-batches of one optimizer step and count their supervised tokens."""
-        self._clock.begin_step()
-        batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
-        self._counts = sum((batch.pop(COUNTS) for batch in batches), TokenCounts())
-        self._step_loss = None
-        # At least 1: a step without a supervised token has loss 0 and gradients 0, not NaN.
-        return batches, max(1, self._counts.supervised)
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """Run one micro-step, after looking whether someone wants to pause or stop."""
-        self._clock.add_pause(self._wishes.check())
-        if not model.training:
-            model.train()
-        run = self._run
-        batch = self._prepare_inputs(inputs)
-        if self._compiled is not None:
-            # As a number it would be a constant of the compiled code, which each step would compile anew.
-            num_items_in_batch = torch.as_tensor(num_items_in_batch, device=self.args.device)
-            torch.compiler.cudagraph_mark_step_begin()
-        loss = micro_step(run.recipe, model, batch, num_items_in_batch, run.precision, self._scaler)
-        if self._compiled is not None:
-            loss = loss.clone()  # The next replay of a captured graph writes over it.
-        self.most_slots = max(self.most_slots, batch["input_ids"].numel())
-        self._step_loss = loss if self._step_loss is None else self._step_loss + loss
-        return loss
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0: the trainer's rule of thumb walks over all parameters in every micro-step, and nobody reads it."""
-        return 0
-
-    @property
-    def _scaler(self) -> Any | None:
-        return getattr(self.accelerator, "scaler", None)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """Return the gradients' norm; clipping waits until it is known to be finite.
@@ -141,6 +103,7 @@ class Engine(ResumableTrainer):
         }
         if is_finite(loss, norm_value):
             self._skipped_in_a_row = 0
+            self._measure_noise(norm_value)
             spike = self._spikes.judge(loss, norm_value) if self._counts.supervised else None
             damping = 1.0 if spike is None else self._answer_spike(spike)
             if self.args.max_grad_norm > 0:
@@ -218,13 +181,16 @@ class Engine(ResumableTrainer):
         step_s = self._clock.end_step()
         if self._compiled is not None:
             self._compiled.end_step(self.state.global_step, step_s, self._counts.real + self._counts.padding)
+        batch = self._end_batch()
         self._row |= {
+            **batch,
             "epoch": self.state.epoch,
             "step_s": step_s,
             "elapsed_s": self._clock.elapsed_s,
             "tokens_per_s": self._counts.real / step_s if step_s > 0 else None,
             **self._publisher.measure(),
         }
+        self._parts.end_step(self._row)
         self._folder.beat()
 
     def finish_row(self) -> None:
@@ -255,11 +221,6 @@ class Engine(ResumableTrainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         return self._sampler
 
-    def _run_epoch(self, model: nn.Module, epoch: int, **kwargs: Any) -> None:
-        # Not left to accelerate: after a resume it wraps the sampler so that its own call does not arrive.
-        self._sampler.set_epoch(epoch)
-        super()._run_epoch(model=model, epoch=epoch, **kwargs)
-
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -269,6 +230,31 @@ class Engine(ResumableTrainer):
         """
         # A checkpoint made while this fails is of the border before it, and says that the evaluation is still due.
         self._random_state, self._due_row = random_state(), dict(self._row)
+        total, num_items, num_right = self._sum_held_out()
+        eval_loss = float(total) / num_items if num_items else math.nan
+        metrics = {"eval_loss": eval_loss}
+        if num_right is not None and num_items:
+            metrics["eval_accuracy"] = num_right / num_items
+        if self._row:
+            self._row |= metrics
+        self.finish_row()
+        self._due_row = None
+        self.log(dict(metrics))
+        self._publisher.publish(
+            Event("evaluation", {"step": self.state.global_step, **metrics, "num_items": num_items})
+        )
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def held_out_loss(self) -> float | None:
+        """Return the mean loss on the held-out rows without recording it; None where there are none."""
+        if self.eval_dataset is None:
+            return None
+        total, num_items, _ = self._sum_held_out()
+        return float(total) / num_items if num_items else None
+
+    def _sum_held_out(self) -> tuple[Tensor, int, int | None]:
+        """Return the summed loss over the held-out rows, their supervised tokens, and how many rows are right."""
         recipe, model = self._run.recipe, self._run.model
         size = recipe.evaluation.per_device_eval_batch_size
         loader = DataLoader(self._evaluation_rows(), batch_size=size, collate_fn=self.data_collator, shuffle=False)
@@ -295,21 +281,7 @@ class Engine(ResumableTrainer):
             raise
         finally:
             model.train()
-        total, num_items, num_right = self._over_ranks(total, num_items, num_right)
-        eval_loss = float(total) / num_items if num_items else math.nan
-        metrics = {"eval_loss": eval_loss}
-        if num_right is not None and num_items:
-            metrics["eval_accuracy"] = num_right / num_items
-        if self._row:
-            self._row |= metrics
-        self.finish_row()
-        self._due_row = None
-        self.log(dict(metrics))
-        self._publisher.publish(
-            Event("evaluation", {"step": self.state.global_step, **metrics, "num_items": num_items})
-        )
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return self._over_ranks(total, num_items, num_right)
 
     def _evaluation_rows(self) -> Any:
         """The held-out rows this process evaluates."""
@@ -366,6 +338,7 @@ class _Flow(TrainerCallback):
         engine = self._engine
         if engine._compiled is not None:
             engine._compiled.begin_step(state.global_step)
+        engine._clock.add_pause(engine.pruner.before_step(state.global_step))
         phase = engine.phases.apply(state.global_step, engine._run.optimizer)
         if phase is not None:
             number = len(engine._run.recipe.phases.steps)
@@ -377,6 +350,7 @@ class _Flow(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         engine = self._engine
+        engine.pruner.after_update()
         engine.finish_step()
         recipe, step = engine._run.recipe, state.global_step
         is_last = step >= state.max_steps

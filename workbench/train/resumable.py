@@ -14,6 +14,7 @@ from transformers import Trainer
 from ..events import Event, Progress
 from .build import Run
 from .checkpoint import load_weights, random_state, save_weights, set_random_state
+from .pruner import Pruner
 from .rescue import Fingerprint, fingerprint
 from .run_folder import CHECKPOINTS, RunFolder
 from .spikes import SpikeDetector
@@ -33,6 +34,7 @@ class ResumableTrainer(Trainer):
     """transformers' trainer with checkpoints of the workbench's own."""
 
     control: Any
+    pruner: Pruner
 
     def begin(self, run: Run, folder: RunFolder, publisher: Publisher) -> None:
         """Take what the run is made of; before the trainer's own ``__init__``, which calls methods that need it.
@@ -89,6 +91,7 @@ class ResumableTrainer(Trainer):
         self._publisher.publish(Event("progress", progress_data("save", 0, 1, f"Saving step {step}")))
         with self._folder.write_directory(name) as temporary:
             save_weights(self._run.model, temporary, for_resume=True)
+            self.pruner.save(temporary)
             self._save_optimizer_and_scheduler(str(temporary))
             self._save_scaler(str(temporary))
             self._save_random_state(temporary)
@@ -99,6 +102,7 @@ class ResumableTrainer(Trainer):
                 "optim": self._run.recipe.training.optim,
                 "due_row": self._due_row,
                 "spikes": self._spikes.state(),
+                **self._batch_state(),
             }
             (temporary / RUN_STATE).write_text(json.dumps(state), encoding="utf-8")
         self._folder.remove_old_checkpoints(self._run.recipe.training.save_total_limit, protect=self.best_checkpoint)
@@ -121,12 +125,14 @@ class ResumableTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoint = Path(resume_from_checkpoint)
         load_weights(self._run.model, checkpoint)
+        self.pruner.restore(checkpoint)
         if (checkpoint / RUN_STATE).is_file():
             state = json.loads((checkpoint / RUN_STATE).read_text(encoding="utf-8"))
             self._clock = StepClock(float(state["elapsed_s"]))
             self._evaluations_without_gain = int(state["evaluations_without_gain"])
             self._due_row = state.get("due_row")
             self._spikes.restore(state.get("spikes"))
+            self._parts.restore(state.get("parts"))
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         # It warns of another micro-batch than the checkpoint's. The effective batch is what the position depends on,
@@ -146,6 +152,8 @@ class ResumableTrainer(Trainer):
         before = state.get("optim", now)
         if _STATE_FAMILIES.get(before, before) == _STATE_FAMILIES.get(now, now):
             super()._load_optimizer_and_scheduler(checkpoint)
+            state = self._run.optimizer.state.values()
+            self._publisher.adopt(value for one in state for value in one.values() if isinstance(value, torch.Tensor))
             return
         # The state of one optimizer means nothing to another one; the schedule goes on.
         self._log(f"The optimizer changed from {before} to {now}: its state begins anew, weights and schedule go on.")

@@ -128,6 +128,7 @@ class Session:
         self._cancel = Cancel()
         self._saves_on_stop = True
         self._newest: dict[str, float] = {}
+        self._pruning: dict[str, Any] | None = None
         self.finished = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -293,6 +294,7 @@ class Session:
             "loss": self._newest.get("loss"),
             "eval_loss": self._newest.get("eval_loss"),
             "elapsed_s": self._newest.get("elapsed_s"),
+            "pruning": self._pruning,
             "error": self.failure_text() or None,
         }
 
@@ -397,12 +399,13 @@ class Session:
         try:
             engine.train(resume_from_checkpoint=str(self._checkpoint) if self._checkpoint else None)
             engine.use_best_weights()
+            engine.pruner.at_end(engine.state.global_step)
         except StopRequested:
             outcome = "stopped"
         if outcome == "done" or (self._saves_on_stop and engine.state.global_step > 0):
             engine.save_checkpoint()
             if self.ranks.is_main:
-                self.result_dir = self._save_result(run, folder)
+                self.result_dir = self._save_result(run, folder, engine.pruner)
                 if self._uploader is not None:
                     self._ask(functools.partial(self._uploader.add_result, self.result_dir))
         engine.close()
@@ -444,7 +447,7 @@ class Session:
             return
         self.error, self.error_traceback = error, drop_frames(error)
 
-    def _save_result(self, run: Any, folder: RunFolder) -> Path:
+    def _save_result(self, run: Any, folder: RunFolder, pruner: Any) -> Path:
         """Write ``adapter/`` or ``model/`` with tokenizer and Recipe: all that using it takes."""
         from ..components.processor import save_processor
         from .checkpoint import is_adapter, save_weights
@@ -453,6 +456,7 @@ class Session:
         self._tell(Progress("save", 0, 1, f"Saving the {name}"))
         with folder.write_directory(name) as temporary:
             save_weights(run.model, temporary)
+            pruner.save(temporary)
             save_processor(run.tokenizer, temporary)
             if run.data.classes:  # An adapter has no config that would name them.
                 (temporary / "classes.json").write_text(json.dumps(list(run.data.classes)), encoding="utf-8")
@@ -510,3 +514,5 @@ class _Position:
             self._session.progress = Progress(**event.data)
         elif event.kind == "evaluation":
             self._session._newest["eval_loss"] = event.data["eval_loss"]
+        elif event.kind == "pruning":
+            self._session._pruning = dict(event.data)
