@@ -174,7 +174,15 @@ def default_remedy(cause: str) -> str:
 
 def _explain(seen: OomEvidence) -> tuple[str, str, float]:
     names = set(seen.functions)
-    if "load_state_dict" in names or seen.phase == "resume":
+    if seen.phase == "resume" and "load_state_dict" not in names:
+        size = format_bytes(seen.bill.get("parameter", 0))
+        return (
+            "oom.optimizer_state",
+            f"Ran out while resuming: beside the weights ({size}) there is no room for the optimizer state that the "
+            "checkpoint holds. Was it made on a larger device?",
+            0.85,
+        )
+    if "load_state_dict" in names:
         size = format_bytes(seen.state_bytes)
         return (
             "oom.resume_two_copies",
@@ -183,7 +191,8 @@ def _explain(seen: OomEvidence) -> tuple[str, str, float]:
         )
     if seen.phase == "load":
         weights = seen.bill.get("parameter", 0)
-        return "oom.weights", f"Ran out while loading the model, with {format_bytes(weights)} of weights in place.", 0.9
+        place = f", with {format_bytes(weights)} of weights in place" if weights else ""
+        return "oom.weights", f"Ran out while loading the model{place}.", 0.9
     if names & {"save_pretrained", "save_model", "state_dict"} or seen.phase == "save":
         return "oom.save", "Ran out while saving: the state dict needs a second copy on the device.", 0.9
     if seen.phase == "evaluation":

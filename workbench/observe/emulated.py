@@ -75,8 +75,14 @@ class EmulatedDevice(StorageRecorder):
         self.is_on = True
         self.failure: FailedAllocation | None = None
         self._running: Any = None
+        # A card without room for the workspaces fails at the first storage: here, where it is only switched on, an
+        # error would be the meter's, and the run would go on uncounted.
+        self._missing_workspace_bytes = 0
         for num_bytes in workspace_bytes(device.compute_capability, torch_version or torch.__version__):
-            self.allocator.malloc(num_bytes)
+            try:
+                self.allocator.malloc(num_bytes)
+            except OutOfCapacity:
+                self._missing_workspace_bytes = num_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_on:
@@ -103,6 +109,7 @@ class EmulatedDevice(StorageRecorder):
     def _note(self, num_bytes: int, operator: int, layer: int) -> int:
         if not self.is_on:
             return -1
+        num_bytes = max(num_bytes, self._missing_workspace_bytes)
         try:
             return self.allocator.malloc(num_bytes)
         except OutOfCapacity:

@@ -61,6 +61,7 @@ class WatchedSession(Session):
         self._target = _device_of(recipe, device)
         self._shape: BatchShape | None = None
         self._seen: OomEvidence | None = None
+        self._loading: Any = None
 
     def leak_verdict(self) -> LeakVerdict:
         """Return what the leak detector says of the steps so far, and what it watched."""
@@ -154,13 +155,17 @@ class WatchedSession(Session):
         self._shape = shape_of_lengths(self.recipe, np.asarray(run.data.train["length"]))
         adopt = getattr(self.meter, "adopt", None)
         if adopt is not None:  # Weights read from files were made by no operator that an emulated card could see.
+            self._loading = run  # Where they have no room, the bill of the failure needs to know what they are.
             adopt([*run.model.parameters(), *run.model.buffers()])
+            self._loading = None
         return run
 
     def _look_at_failure(self, error: BaseException, run: Any, engine: Any) -> None:
+        loading, self._loading = self._loading, None
         if is_out_of_memory(error):
             from .run_failure import look_at_oom
 
+            run = run or loading
             evaluated = self.history.last("eval_loss") is not None
             self._seen = look_at_oom(error, run, engine, self._target, self.meter, evaluated=evaluated)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import Trainer
 
 from ..events import Event, Progress
@@ -124,7 +125,9 @@ class ResumableTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoint = Path(resume_from_checkpoint)
-        load_weights(self._run.model, checkpoint)
+        # Read into host memory and copied into weights that are there: no meter of an emulated card may count it.
+        with _disable_current_modes():
+            load_weights(self._run.model, checkpoint)
         self.pruner.restore(checkpoint)
         if (checkpoint / RUN_STATE).is_file():
             state = json.loads((checkpoint / RUN_STATE).read_text(encoding="utf-8"))
@@ -151,7 +154,8 @@ class ResumableTrainer(Trainer):
         now = self._run.recipe.training.optim
         before = state.get("optim", now)
         if _STATE_FAMILIES.get(before, before) == _STATE_FAMILIES.get(now, now):
-            super()._load_optimizer_and_scheduler(checkpoint)
+            with _disable_current_modes():
+                super()._load_optimizer_and_scheduler(checkpoint)
             state = self._run.optimizer.state.values()
             self._publisher.adopt(value for one in state for value in one.values() if isinstance(value, torch.Tensor))
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,18 @@ class Publisher:
         values: dict[str, float] = {}
         self._each_meter(lambda meter: values.update(meter.measure_step()))
         return values
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Tell meters that count storages of tensors that no operator made, such as a state read from a file.
+
+        Raises:
+            torch.OutOfMemoryError: They have no room on an emulated card.
+        """
+        kept = list(tensors)
+        for meter in self._meters:
+            adopt = getattr(meter, "adopt", None)
+            if adopt is not None:
+                adopt(kept)
 
     def _each_meter(self, action: Callable[[Meter], None]) -> None:
         for meter in tuple(self._meters):
