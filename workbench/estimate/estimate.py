@@ -141,6 +141,10 @@ class BatchShape:
         padded: Whether a batch holds padding, so that a mask is passed and the attention kernel changes.
         source: ``"data"`` (lengths of the chosen data set) or ``"max_length"`` (every sample assumed full).
         num_samples: Samples of the training set, or None.
+        max_real_tokens: Most real tokens that a batch can hold (its samples are the longest), or None where it is not
+            known.
+        raw_lengths: Tokens of each training row before cutting and packing (of a sample of very many), or None: with
+            them ``reshaped`` knows what a change of padding, packing or length does.
     """
 
     batch_size: int
@@ -150,6 +154,8 @@ class BatchShape:
     padded: bool
     source: str
     num_samples: int | None = None
+    max_real_tokens: int | None = None
+    raw_lengths: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,7 @@ class Estimate:
         """Return nested plain values; the timeline only when asked for (it is long)."""
         bare = self if self.explanation is None else replace(self, explanation=self.explanation.without_picture())
         values = asdict(bare)
+        del values["shape"]["raw_lengths"]
         values["memory"]["fits"] = self.memory.fits
         if self.explanation is None:
             del values["explanation"]

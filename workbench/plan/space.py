@@ -128,6 +128,10 @@ def _storage(recipe: Recipe, device: Device) -> Dimension | None:
     return _alternatives("training.activation_storage", recipe, *others)
 
 
+def _padding(recipe: Recipe, device: Device) -> Dimension | None:
+    return _alternatives("data.padding", recipe, ("longest", "")) if recipe.data.padding == "max_length" else None
+
+
 def _loss(recipe: Recipe, device: Device) -> Dimension | None:
     return _alternatives("training.loss_type", recipe, ("chunked_nll", ""), ("nll", ""))
 
@@ -195,6 +199,6 @@ def _method(recipe: Recipe, device: Device) -> Dimension | None:
 
 _Maker = Callable[[Recipe, Device], Dimension | None]
 _MAKERS: tuple[_Maker, ...] = (
-    _split, _checkpointing, _storage, _loss, _segments, _attention, _evaluation, _optimizer, _precision, _base_bits,
-    _double_quantization,
+    _split, _padding, _checkpointing, _storage, _loss, _segments, _attention, _evaluation, _optimizer, _precision,
+    _base_bits, _double_quantization,
 )  # fmt: skip

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from workbench.components.packing import pack_lengths
 from workbench.estimate.shape import full_shape, reshaped, shape_of_lengths
 from workbench.recipe import Recipe
 
@@ -51,6 +54,31 @@ def test_balance_by_length_draws_long_samples_more_often() -> None:
 def test_padding_to_max_length() -> None:
     shape = shape_of_lengths(_recipe(batch=2, max_length=64, padding="max_length"), np.array([10, 64]))
     assert (shape.length, shape.mean_length, shape.padded) == (64, 64.0, True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"padding": "longest"}, {"packing": True}, {"max_length": 50}, {"group_by_length": True, "padding": "longest"}],
+    ids=str,
+)
+def test_with_the_rows_lengths_reshaped_is_the_shape_of_the_changed_data(changes: dict[str, object]) -> None:
+    raw = np.array([20, 130, 60, 31, 9])
+    before = _recipe(batch=2, max_length=100, padding="max_length")
+    after = before.with_changes({f"data.{name}": value for name, value in changes.items()})
+    cut = np.minimum(raw, after.data.max_length)
+    made = [cut[group].sum() for group in pack_lengths(cut, 100)] if after.data.packing else cut
+    known = dataclasses.replace(shape_of_lengths(before, np.minimum(raw, 100)), raw_lengths=raw)
+    assert reshaped(known, before, after) == shape_of_lengths(after, np.array(made))
+
+
+def test_a_sample_of_the_rows_stands_for_all_of_them() -> None:
+    before = _recipe(batch=2, max_length=100)
+    known = dataclasses.replace(
+        shape_of_lengths(before, np.array([50] * 600)), raw_lengths=np.array([50] * 60)
+    )  # as of ten times as many rows
+    packed = reshaped(known, before, before.with_changes({"data.packing": True}))
+    assert packed.num_samples == 300
+    assert reshaped(packed, before.with_changes({"data.packing": True}), before).num_samples == 600
 
 
 def test_reshaped_follows_a_change_without_the_data() -> None:

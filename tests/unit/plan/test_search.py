@@ -3,10 +3,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from workbench.errors import Cancelled
 from workbench.estimate import estimate_run
+from workbench.estimate.shape import shape_of_lengths
 from workbench.events import Cancel, Progress
 from workbench.hardware import find_device
 from workbench.plan import NothingFitsError, PlanOption, explicit_fields, find_settings, make_fit
@@ -37,6 +39,17 @@ ALL_BUT_SPLIT = frozenset({"training.activation_storage", "training.optim", "har
 
 def option(mib: int, step_s: float, verdict: str = "fits", alters: tuple[str, ...] = ()) -> PlanOption:
     return PlanOption({}, mib * MIB, step_s, verdict, alters)  # type: ignore[arg-type]  # a literal
+
+
+def test_padding_to_max_length_is_left_for_the_rows_real_lengths() -> None:
+    padded = TINY.with_changes({"data.padding": "max_length"})
+    raw = np.array([60] * 40)
+    shape = dataclasses.replace(shape_of_lengths(padded, raw), raw_lengths=raw)
+    quick_host = dataclasses.replace(T4, overhead_s=dict.fromkeys(("forward", "backward", "optimizer"), 1e-8))
+    front = find_settings(padded, quick_host, shape=shape, pinned=ALL_BUT_SPLIT, freedom="nothing")
+    fastest = front.options[0]
+    assert fastest.changes["data.padding"] == "longest"
+    assert fastest.step_s < 0.5 * front.current.step_s
 
 
 def test_the_front_is_what_trying_everything_finds() -> None:
