@@ -7,26 +7,20 @@ same outputs, keep the same tensors for backward and take the same scratch memor
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .fused import FLASH_ROWS, Buffer, Kernel, Note, attention_work, flash_scratch, make_output, run_kernel
 from .optimizers import without_modes
 
 # Rows of the log-sum-exp are padded to a multiple of this by the memory-efficient kernel.
 # Source: kAlignLSE, aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h.
 EFFICIENT_LSE_ROWS = 32
-# Flash backward pads the sequence of its float32 accumulators to this.
-# Source: round_multiple(seqlen, 128), aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
-FLASH_ROWS = 128
 MAX_FLASH_HEAD = 256
-
-# Told ``(flops, bytes, dtype, is_backward)`` of a fused kernel.
-Note = Callable[[int, int, str, bool], None]
 
 
 def choose_kernel(
@@ -101,11 +95,12 @@ def attend_cuda(
         padding = -size % 8
         if padding:
             query, key, value = (functional.pad(item, (0, padding)) for item in (query, key, value))
-        result: Tensor = _Flash.apply(query, key, value, is_causal, note)  # type: ignore[no-untyped-call]
+        result: Tensor = run_kernel(query, key, value, None, _flash_kernel(query, key, value, is_causal, note))
         return result[..., :size] if padding else result
     if mask is not None:
         mask = _aligned_mask(mask, query, key)
-    return _Efficient.apply(query, key, value, mask, is_causal, note)  # type: ignore[no-untyped-call]
+    attended: Tensor = run_kernel(query, key, value, mask, _efficient_kernel(query, key, value, is_causal, note))
+    return attended
 
 
 def attend_cpu(
@@ -174,85 +169,33 @@ def _aligned_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-def _like_output(query: Tensor, value: Tensor) -> Tensor:
-    batch, heads, length, _ = query.shape
-    return torch.empty((batch, length, heads, value.shape[-1]), dtype=query.dtype, device="meta").transpose(1, 2)
-
-
-class _Flash(torch.autograd.Function):
-    """FlashAttention-2: keeps query, key, value, output and one float32 a row."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, note: Note) -> Tensor:
-        batch, heads, length, _ = query.shape
-        ctx.is_causal, ctx.note = is_causal, note
-        note(*_attention_work(query, key, value, is_causal), False)
-        output = _like_output(query, value)
-        row_sums = torch.empty((batch, heads, length), dtype=torch.float32, device="meta")
-        state = torch.empty(2, dtype=torch.int64, device="meta")
-        ctx.save_for_backward(query, key, value, output, row_sums, state)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *_ = ctx.saved_tensors
-        ctx.note(*_attention_work(query, key, value, ctx.is_causal), True)
-        batch, heads, length, size = query.shape
-        rows = -(-length // FLASH_ROWS) * FLASH_ROWS
-        columns = -(-size // 32) * 32
-        if not grad_output.is_contiguous() and grad_output.stride(-1) != 1:
-            grad_output = grad_output.contiguous()
-        grads = [torch.empty_like(query), *_key_grads(key, value)]
-        sums = torch.empty((batch, heads, rows), dtype=torch.float32, device="meta")
-        accumulated = torch.empty((batch, rows, heads, columns), dtype=torch.float32, device="meta")
-        if key.shape[1] != heads:  # Shared key heads: gradients of every query head, then summed.
-            wide = [torch.empty((batch, key.shape[2], heads, size), dtype=key.dtype, device="meta") for _ in range(2)]
-            del wide
-        del sums, accumulated
-        return (*grads, None, None)
-
-
-class _Efficient(torch.autograd.Function):
-    """The memory-efficient (CUTLASS) kernel: keeps the mask as well, and pads the rows of its log-sum-exp."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, note: Note
-    ) -> Tensor:
-        batch, heads, length, _ = query.shape
-        ctx.is_causal, ctx.note = is_causal, note
-        note(*_attention_work(query, key, value, is_causal), False)
-        output = _like_output(query, value)
-        rows = -(-length // EFFICIENT_LSE_ROWS) * EFFICIENT_LSE_ROWS
-        row_sums = torch.empty((batch, heads, rows), dtype=torch.float32, device="meta")
-        ctx.save_for_backward(query, key, value, mask, output, row_sums)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *_ = ctx.saved_tensors
-        ctx.note(*_attention_work(query, key, value, ctx.is_causal), True)
-        batch, heads, length, size = query.shape
-        if not grad_output.is_contiguous() and grad_output.stride(-1) != 1:
-            grad_output = grad_output.contiguous()
-        grads = [torch.empty_like(query), *_key_grads(key, value)]
-        delta = torch.empty((batch, heads, length), dtype=torch.float32, device="meta")
-        if query.dtype != torch.float32:  # float32 accumulator of the query's gradient
-            rows = -(-length // 64) * 64
-            scratch = torch.empty((batch, heads, rows, -(-size // 32) * 32), dtype=torch.float32, device="meta")
-            del scratch
-        del delta
-        return (*grads, None, None, None)
-
-
-def _attention_work(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> tuple[int, int, str]:
-    """Return ``(flops, bytes, dtype)`` of the forward pass: two products over all pairs, half of them when causal."""
+def _flash_kernel(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, note: Note) -> Kernel:
+    """FlashAttention-2: keeps one float32 a row beside query, key, value and output."""
     batch, heads, length, size = query.shape
-    pairs = batch * heads * length * key.shape[2]
-    flops = 2 * pairs * (size + value.shape[-1])
-    moved = (2 * query.numel() + key.numel() + value.numel()) * query.itemsize
-    return (flops // 2 if is_causal else flops), moved, str(query.dtype)[6:]
+    rows = -(-length // FLASH_ROWS) * FLASH_ROWS
+    return Kernel(
+        note=note,
+        work=attention_work(query.shape, key.shape, query.dtype, is_causal, value_size=value.shape[-1]),
+        make_output=functools.partial(make_output, query, value),
+        kept=(((batch, heads, length), torch.float32), ((2,), torch.int64)),
+        scratch=flash_scratch(batch * rows, batch * key.shape[2], (heads, key.shape[1]), size, query.dtype),
+    )
 
 
-def _key_grads(key: Tensor, value: Tensor) -> list[Tensor]:
-    return [torch.empty_like(key), torch.empty_like(value)]
+def _efficient_kernel(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, note: Note) -> Kernel:
+    """The memory-efficient (CUTLASS) kernel: pads the rows of its log-sum-exp.
+
+    Backward takes a float32 a row, and a float32 accumulator of the query's gradient where that is no float32.
+    """
+    batch, heads, length, size = query.shape
+    rows, blocks = -(-length // EFFICIENT_LSE_ROWS) * EFFICIENT_LSE_ROWS, -(-length // 64) * 64
+    scratch: tuple[Buffer, ...] = (((batch, heads, length), torch.float32),)
+    if query.dtype != torch.float32:
+        scratch += (((batch, heads, blocks, -(-size // 32) * 32), torch.float32),)
+    return Kernel(
+        note=note,
+        work=attention_work(query.shape, key.shape, query.dtype, is_causal, value_size=value.shape[-1]),
+        make_output=functools.partial(make_output, query, value),
+        kept=(((batch, heads, rows), torch.float32),),
+        scratch=scratch,
+    )

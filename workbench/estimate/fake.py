@@ -7,6 +7,9 @@ the process.
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -70,6 +73,7 @@ class MetaRecorder(StorageRecorder):
     ) -> None:
         super().__init__(model, "meta", with_work=with_work)
         self._num_true = num_true
+        self._share_true: float | None = None
         self._facts: Any = _UNKNOWN
         self._answer = answer
         self._card = card or Card()
@@ -96,6 +100,15 @@ class MetaRecorder(StorageRecorder):
         birth = _Birth(storage, self._on_death)
         birth.token, birth.key = token, storage._cdata
         self._live[birth.key] = birth
+
+    @contextlib.contextmanager
+    def finding(self, share: float) -> Iterator[None]:
+        """Let searches for true elements find this share of what they look at, while inside."""
+        self._share_true = share
+        try:
+            yield
+        finally:
+            self._share_true = None
 
     def _execute(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
         self._facts = _UNKNOWN
@@ -125,7 +138,10 @@ class MetaRecorder(StorageRecorder):
             return self._value_of(args[0])
         if func in data_shapes.OPERATORS:
             # Not remembered: a mask's share of the table it is a row of is not part of the key.
-            result = data_shapes.result_of(func, args, kwargs, self._num_true)
+            share, num_true = self._share_true, self._num_true
+            if share is not None and isinstance(args[0], torch.Tensor):
+                num_true = max(1, math.ceil(args[0].numel() * share))
+            result = data_shapes.result_of(func, args, kwargs, num_true)
             if result is not None:
                 return result
         described = known_result(func, args, kwargs)

@@ -235,15 +235,6 @@ def as_traceable(recipe: Recipe, batch: BatchShape, notes: list[str]) -> Recipe:
     recipe = starting_recipe(recipe)
     if recipe.training.torch_compile:
         notes.append("torch.compile is not modelled: memory and time are those of the eager run, memory less sure.")
-    if recipe.model.attn_implementation == "flash_attention_2":
-        notes.append(
-            "flash_attention_2 is estimated as PyTorch's own flash kernel, which keeps the same tensors; "
-            "what removing the padding saves is not counted."
-        )
-        return recipe.with_changes({"model.attn_implementation": "sdpa"})
-    if recipe.model.attn_implementation == "flex_attention":
-        notes.append("flex_attention is not modelled; the estimate is that of sdpa, with a wider interval.")
-        return recipe.with_changes({"model.attn_implementation": "sdpa"})
     return recipe
 
 
@@ -268,7 +259,14 @@ def _trace_shape(recipe: Recipe, batch: BatchShape) -> TraceShape:
         eval_batch_size=recipe.evaluation.per_device_eval_batch_size if evaluates else 0,
         padded=batch.padded,
         packed=recipe.data.packing,
+        real_share=_real_share(recipe, batch),
     )
+
+
+def _real_share(recipe: Recipe, batch: BatchShape) -> float:
+    """Return the share of the fullest batch that is no padding, where a kernel makes use of it."""
+    known = batch.max_real_tokens if recipe.model.attn_implementation == "flash_attention_2" and batch.padded else None
+    return 1.0 if known is None else min(1.0, known / (batch.batch_size * batch.length))
 
 
 def traced_run(

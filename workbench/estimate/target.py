@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from ..components.precision import Precision
 from ..hardware import Device
 from . import attention, data_shapes
+from .fused import Note
+from .packages import replaced_here
 
 Handler = Callable[["TargetMode", Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -102,7 +103,7 @@ class TargetMode(TorchFunctionMode):
         self.capability = device.compute_capability or (9, 0)
         self.on_backward: Callable[[], None] | None = None
         self.on_new_tensor: Callable[[Tensor, str], None] = lambda *_: None
-        self.on_attention: attention.Note = lambda *_: None
+        self.on_attention: Note = lambda *_: None
         self.cast_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._lower = _lower()
         self._upper = _upper(self.kind)
@@ -207,17 +208,8 @@ def answers_of(mode: TargetMode) -> Iterator[None]:
     if mode.kind != "cuda":
         yield
         return
-    original = torch.cuda.get_device_capability
-    thread = threading.get_ident()
-
-    def answer(device: Any = None) -> tuple[int, int]:
-        return mode.capability if threading.get_ident() == thread else original(device)
-
-    torch.cuda.get_device_capability = answer
-    try:
+    with replaced_here(torch.cuda, "get_device_capability", lambda device=None: mode.capability):
         yield
-    finally:
-        torch.cuda.get_device_capability = original
 
 
 class TargetPrecision(Precision):

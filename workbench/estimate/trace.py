@@ -31,6 +31,7 @@ from .derive import derive_later
 from .fake import MetaRecorder
 from .loading import Loader
 from .optimizers import clip_gradients, new_optimizer, step_optimizer
+from .packages import flash_package, flex_package
 from .quantized import Card
 from .repeat import Repeater
 from .script import OUR_TRAINER, Script
@@ -51,6 +52,7 @@ class TraceShape:
         eval_batch_size: Samples of an evaluation batch; 0 where nothing is evaluated.
         padded: Whether a mask is passed.
         packed: Whether position ids are passed.
+        real_share: Share of a padded batch that is no padding; 1 where it is not known.
     """
 
     batch_size: int
@@ -59,6 +61,7 @@ class TraceShape:
     padded: bool
     packed: bool
     num_supervised: int | None = None
+    real_share: float = 1.0
 
 
 @dataclass
@@ -145,7 +148,7 @@ def trace_run(
     try:
         with (
             _graph_on(), _quiet(), answers_of(mode), script.around(), runner.installed(model),
-            host_mover(recorder.move_to_host), mode, recorder,
+            host_mover(recorder.move_to_host), _packages(recipe, recorder, shape), mode, recorder,
         ):  # fmt: skip
             Loader(recorder, model, recipe, load_dtype, script).record()
             repeater = Repeater(recorder, mode, model, *repeats) if repeats else None
@@ -160,6 +163,15 @@ def trace_run(
     return Trace(recorder.tape, num_layers)
 
 
+def _packages(recipe: Recipe, recorder: MetaRecorder, shape: TraceShape) -> contextlib.AbstractContextManager[None]:
+    """Stand in for the attention that is no operator of torch's, where the Recipe asks for it."""
+    name = recipe.model.attn_implementation
+    if name == "flash_attention_2":
+        finding = functools.partial(recorder.finding, shape.real_share)
+        return flash_package(recorder.add_attention, finding, shape.packed)
+    return flex_package(recorder.add_attention) if name == "flex_attention" else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _graph_on() -> Iterator[None]:
     """Record gradients whatever the calling thread does (grad mode is thread-local)."""
@@ -169,18 +181,21 @@ def _graph_on() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what bitsandbytes logs about the dtypes of a trace; messages of other threads pass."""
+    """Drop what libraries log about the dtypes of a trace; messages of other threads pass."""
     thread = threading.get_ident()
 
     def keep(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    logger = logging.getLogger("bitsandbytes.autograd._functions")
-    logger.addFilter(keep)
+    names = ("bitsandbytes.autograd._functions", "transformers.modeling_flash_attention_utils")
+    loggers = [logging.getLogger(name) for name in names]
+    for logger in loggers:
+        logger.addFilter(keep)
     try:
         yield
     finally:
-        logger.removeFilter(keep)
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 class _Checkpointing:

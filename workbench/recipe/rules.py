@@ -130,6 +130,10 @@ def _attention(recipe: Recipe, target: TargetFacts | None) -> list[Problem]:
         elif not target.for_estimate and importlib.util.find_spec("flash_attn") is None:
             message = "flash_attention_2 needs the package flash-attn."
             problems.append(Problem("model.attn_implementation", message, fix))
+    if attention == "flex_attention" and target is not None and target.kind != "cuda":
+        # Source: _apply_kernel_options and _validate_device, torch/nn/attention/flex_attention.py of torch 2.13.
+        message = f"flex_attention has no backward pass but on a GPU; {target.name} is none."
+        problems.append(Problem("model.attn_implementation", message, (("model.attn_implementation", "sdpa"),)))
     return problems
 
 

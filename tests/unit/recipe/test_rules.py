@@ -16,6 +16,7 @@ WRONG = [
     ({"training.mixed_precision": "fp16"}, CPU, "training.mixed_precision"),
     ({"model.attn_implementation": "flash_attention_2"}, T4, "model.attn_implementation"),
     ({"model.attn_implementation": "flash_attention_2"}, CPU, "model.attn_implementation"),
+    ({"model.attn_implementation": "flex_attention"}, CPU, "model.attn_implementation"),
     ({"data.packing": True, "data.group_by_length": True}, None, "data.group_by_length"),
     ({"data.packing": True, "data.padding": "max_length"}, None, "data.padding"),
     ({"data.packing": True, "data.sampling": "balanced_length"}, None, "data.sampling"),
