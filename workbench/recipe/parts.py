@@ -304,6 +304,16 @@ class PruningPart(Part):
     step, empty after the last, without training on."""
 
 
+class TasksPart(Part):
+    """Several tasks that one run learns together, each with adapters of its own above shared ones."""
+
+    data: tuple[str, ...] = _shown((), "Tasks")
+    """One ``name=data set`` for each task, e.g. ``sort=sort.jsonl,sum=sum.jsonl``; empty: one task, of the data group,
+    whose other fields apply to every task."""
+    shared_layers: int | None = _shown(None, "Shared layers", ge=0, le=1000)
+    """How many of the lower layers all tasks share an adapter in; above, each task has its own. Empty shares half."""
+
+
 class EvaluationPart(Part):
     """Held-out rows, and what they decide."""
 

@@ -29,13 +29,15 @@ def training_arguments(recipe: Recipe, device: Device, run_dir: Path, *, has_exp
         if importlib.util.find_spec(_TRACKER_PACKAGES[tracker]) is None:
             extra = "report" if tracker == "tensorboard" else None
             raise MissingPackageError(_TRACKER_PACKAGES[tracker], f"training.report_to={tracker}", extra)
+    # Where steps differ in size, the engine itself fetches their micro-batches; the trainer sees one batch a step.
+    accumulation = 1 if recipe.policies.batch == "noise_scale" else training.gradient_accumulation_steps
     on_gpu = device.has_caching_allocator
     arguments = TrainingArguments(
         output_dir=str(run_dir),
         run_name=run_dir.name,
         per_device_train_batch_size=training.per_device_train_batch_size,
         per_device_eval_batch_size=recipe.evaluation.per_device_eval_batch_size,
-        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        gradient_accumulation_steps=accumulation,
         num_train_epochs=training.num_train_epochs,
         max_steps=sum(recipe.phases.steps) or (training.max_steps if training.max_steps > 0 else -1),
         learning_rate=training.learning_rate,
