@@ -141,6 +141,7 @@ speed.empty_cache_every_step | empty_cache runs every step | Call it between pha
 speed.checkpointing_in_eval | Checkpointing recomputes in evaluation | Turn it off for evaluation.
 speed.use_cache_off | use_cache is False in the saved config | Set use_cache=True before saving.
 speed.data_wait | Steps wait for data | Use loader workers or prepare the data before.
+speed.host_bound | The device waits for the host to give it work | Use a larger micro-batch, torch.compile, or a fused optimizer.
 speed.sync_every_step | The host waits for the device every step | Read values only when logging.
 speed.emulated_bf16 | bfloat16 is emulated on this device | Use float16 or float32.
 speed.checkpointing_unneeded | Checkpointing saves memory that is not needed | Turn gradient_checkpointing off, or use a larger micro-batch.

@@ -17,6 +17,10 @@ SETTLED_STEP = 3  # A model compiles in its first steps; one more graph makes it
 MAX_LATE_STEPS = 3
 PAGES_PER_STEP = 50  # 4 KiB each: about a millisecond of a fast disk.
 SWAPPED = 256 * MIB
+# Share of the device's time for forward and backward that the host takes to give the work out: a host that keeps up
+# takes a part of it, one that does not takes all of it.
+NO_AHEAD = 0.9
+WAITING_SHARE = 0.9  # Of the steps listened to, in which the same line made the host wait.
 IDLE_SHARE = 0.5  # Of the device's memory that checkpointing leaves unused.
 
 
@@ -50,6 +54,10 @@ class SpeedEvidence:
         peak_bytes: Highest allocated bytes of the device, 0 where not measured.
         capacity_bytes: Memory of the device.
         recomputes: Whether the model checkpoints its activations.
+        submit_s: Host time to give out forward and backward, per step; empty without a device of its own clock.
+        device_s: Time of the device from the first of that work to the last, per step.
+        sync_lines: Lines at which the host waited for the device in that stretch, and in how many steps.
+        listened_steps: Steps in which such waits were listened for.
     """
 
     slots: deque[int] = field(default_factory=_series)
@@ -70,6 +78,10 @@ class SpeedEvidence:
     peak_bytes: int = 0
     capacity_bytes: int = 0
     recomputes: bool = False
+    submit_s: deque[float] = field(default_factory=_series)
+    device_s: deque[float] = field(default_factory=_series)
+    sync_lines: dict[str, int] = field(default_factory=dict)
+    listened_steps: int = 0
 
 
 def find_speed_faults(seen: SpeedEvidence) -> list[Finding]:
@@ -84,6 +96,7 @@ def find_speed_faults(seen: SpeedEvidence) -> list[Finding]:
         _swap(seen),
         _bf16(seen),
         _checkpointing(seen),
+        _host(seen),
     ]
     return [finding for finding in findings if finding is not None]
 
@@ -191,6 +204,55 @@ def _swap(seen: SpeedEvidence) -> Finding | None:
         "speed.swap",
         f"The system reads {seen.num_paged_in / steps:.0f} pages a step back from disk ({moved}): host memory is full.",
         evidence={"pages_per_step": seen.num_paged_in / steps, "swap_bytes": seen.swap_bytes},
+        confidence=0.8,
+    )
+
+
+def _host(seen: SpeedEvidence) -> Finding | None:
+    """Find a device that has nothing queued: its host waits for it in each step, or cannot keep up."""
+    if len(seen.device_s) < MIN_STEPS or seen.listened_steps < MIN_STEPS:
+        return None
+    pairs = zip(seen.submit_s, seen.device_s, strict=True)
+    share = float(np.median([host / device if device > 0 else 0.0 for host, device in pairs]))
+    if share < NO_AHEAD:
+        return None
+    step_s = float(np.median(seen.device_s))
+    evidence = {"submit_s": float(np.median(seen.submit_s)), "device_s": step_s, "num_steps": len(seen.device_s)}
+    waits = {line: count for line, count in seen.sync_lines.items() if count >= WAITING_SHARE * seen.listened_steps}
+    if waits:
+        first = max(waits, key=lambda line: waits[line])
+        others = f" and {len(waits) - 1} more lines" if len(waits) > 1 else ""
+        return make_finding(
+            "speed.sync_every_step",
+            f"The host waits for the device within each step, at {first}{others}: in the {1000 * step_s:.1f} ms of "
+            "forward and backward it never ran ahead, and the device stood idle after each wait.",
+            where={"line": first},
+            evidence=evidence | {"lines": tuple(sorted(waits)), "listened_steps": seen.listened_steps},
+            confidence=0.8,
+        )
+    if seen.sync_lines:  # Waits that come and go: no verdict about the rest.
+        return None
+    return make_finding(
+        "speed.host_bound",
+        f"The device waits for the host: giving out forward and backward takes {1000 * evidence['submit_s']:.1f} ms "
+        f"and the device is done with them after {1000 * step_s:.1f} ms, so that nothing is ever queued.",
+        evidence=evidence,
+        fixes=[
+            Fix("Make the micro-batch larger and the accumulation smaller: the same launches do more work."),
+            Fix("Compile the model, which launches less.", {"training.torch_compile": True}),
+        ],
+        confidence=0.8,
+    )
+
+
+def emulated_bf16(name: str) -> Finding:
+    """Return the finding of a processor that computes bfloat16 without units for it."""
+    return make_finding(
+        "speed.emulated_bf16",
+        f"{name} has no bfloat16 units: each product in bfloat16 converts its operands to float32 and back, which "
+        "costs more than computing in float32.",
+        where={"object": name},
+        fixes=[Fix("Compute in float32 here.", {"training.mixed_precision": "no"})],
         confidence=0.8,
     )
 

@@ -34,7 +34,7 @@ def check(target: Any, *, progress: ProgressCallback | None = None, cancel: Canc
         ValueError: The dict holds a name that is not known.
     """
     if isinstance(target, Recipe):
-        return audit(_subject_of_recipe(target, progress, cancel))
+        return audit(_subject_of_recipe(target, progress, cancel)) + _of_precision(target)
     if isinstance(target, Mapping):
         unknown = sorted(set(target) - _KEYS)
         if unknown:
@@ -46,6 +46,18 @@ def check(target: Any, *, progress: ProgressCallback | None = None, cancel: Canc
         f"check() got {type(target).__name__}. Give it a Recipe, a Trainer, or a dict with model, tokenizer, dataset "
         "and optimizer."
     )
+
+
+def _of_precision(recipe: Recipe) -> list[Finding]:
+    """Find bfloat16 on a CPU that has no units for it; of a GPU the rules of the Recipe say so."""
+    from ..components.model import resolve_precision
+    from ..diagnose.speed import emulated_bf16
+    from ..hardware import target_device
+
+    device = target_device(recipe)
+    precision = resolve_precision(recipe, device)
+    is_bf16 = "bfloat16" in (str(precision.autocast_dtype).removeprefix("torch."), recipe.model.dtype)
+    return [emulated_bf16(device.name)] if device.kind == "cpu" and not device.bf16_native and is_bf16 else []
 
 
 def _subject_of_trainer(trainer: Any) -> Subject:

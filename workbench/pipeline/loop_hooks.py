@@ -231,8 +231,10 @@ class LoopHooks:
         me = weakref.ref(self)
 
         def read_norm(tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
-            norm: Tensor = original(tensors, *args, **kwargs)
             hooks = me()
+            if hooks is not None and not hooks.is_replaying:
+                hooks._set_phase("clipping")
+            norm: Tensor = original(tensors, *args, **kwargs)
             if hooks is not None and not hooks.is_replaying:
                 hooks.take_norm(norm)
             return norm

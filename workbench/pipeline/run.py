@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..estimate import BatchShape
 from ..estimate.shape import shape_of_lengths
 from ..events import Event, Meter, Observer, Progress
 from ..hardware import Device, read_device, target_device
+from ..observe.economy import measure_economy
 from ..observe.history import History
 from ..observe.meters import choose_meter
 from ..observe.recorder import Recorder
@@ -75,6 +77,7 @@ class WatchedSession(Session):
         """Return where the run stands, with the doctors' verdicts, as plain JSON values."""
         return {
             **super().summary(),
+            "economy": asdict(measure_economy(self.history)),
             "verdicts": self.verdicts(),
             "findings": [finding.to_dict() for finding in self.findings],
         }

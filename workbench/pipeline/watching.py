@@ -32,9 +32,11 @@ from torch import nn
 from ..diagnose.failures import explain_failure
 from ..diagnose.finding import Finding, render_findings
 from ..events import Event, Observer
+from ..observe.device_clock import CudaClock
 from ..observe.storages import StorageTracker, tensors_in
 from ..units import format_bytes, parse_bytes
 from . import accumulation, nonfinite_alarm, oom_alarm
+from .device_watch import DeviceWatch
 from .live_view import Displayed
 from .loop_hooks import LoopHooks, StepFacts
 from .loop_record import LoopRecord, recomputes
@@ -122,6 +124,7 @@ class Watch(Displayed):
         self.record = LoopRecord(model)
         self.memory = MemoryWatch(model, optimizer, mode=look)
         self.system: SystemWatch | None = None
+        self.device: DeviceWatch | None = None
         self.updates = UpdateCheck(model, optimizer)
         self._last_update: tuple[int, float | None] | None = None  # Step and gradient norm.
         self.tracker: StorageTracker | None = None
@@ -146,6 +149,7 @@ class Watch(Displayed):
         self.hooks.attach(sees_forward=sees_forward)
         self._watch_collector()
         self.system = SystemWatch(self.model, self.record.speed)
+        self.device = self._device_watch()
         if self.limit_bytes is not None:
             self.tracker = StorageTracker(self.model, limit_bytes=self.limit_bytes)
             self.tracker.register_existing(oom_alarm.existing_tensors(self.model, self.optimizer))
@@ -182,6 +186,8 @@ class Watch(Displayed):
                 undo()
             self._undo.clear()
             self.hooks.detach()
+            if self.device is not None:
+                self.device.close()
             for finding in self.memory.confirmed():
                 self.add(finding)
             words = "" if error is None else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -219,6 +225,8 @@ class Watch(Displayed):
                 self.add(self.updates.after_step())
         if self.system is not None:
             self.system.step(self.num_steps)
+        if self.device is not None:
+            self.device.border()
         self._look_at_memory(frame)
         self._emit(value, facts)
         if self.tracker is not None:
@@ -267,7 +275,16 @@ class Watch(Displayed):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
+    def _device_watch(self) -> DeviceWatch | None:
+        """Return the watch of a CUDA device's clock; None where the model computes on the host."""
+        first = next(self.model.parameters(), None) if self.model is not None else None
+        if first is None or first.device.type != "cuda":
+            return None
+        return DeviceWatch(CudaClock(), self.record.speed)
+
     def _phase_changed(self, phase: str) -> None:
+        if self.device is not None:
+            self.device.phase(phase)
         if phase in ("forward", "evaluation") and self.num_steps:
             self.record.wait_ended(time.perf_counter() - self._last_border)
         for tracker in (self.tracker, self.memory.probe.tracker if self.memory.probe is not None else None):

@@ -35,3 +35,21 @@ def test_a_cpu_run_has_no_device_readings() -> None:
     speed = SpeedEvidence()
     SystemWatch(torch.nn.Linear(2, 2), speed).end(recomputes=True)
     assert speed.recomputes and speed.capacity_bytes == 0 and speed.emulated_bf16 == ""
+
+
+def test_bfloat16_on_a_cpu_without_units_for_it_is_found_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from workbench import Recipe, hardware
+    from workbench.pipeline import checking
+
+    cpu = hardware.read_device("cpu")
+    recipe = Recipe().with_changes({"hardware.device": "cpu", "training.mixed_precision": "bf16"})
+
+    def found(recipe: Recipe, *, native: bool) -> list[str]:
+        monkeypatch.setattr(hardware, "target_device", lambda recipe: replace(cpu, bf16_native=native))
+        return [finding.cause for finding in checking._of_precision(recipe)]
+
+    assert found(recipe, native=False) == ["speed.emulated_bf16"]
+    assert found(recipe, native=True) == []
+    assert found(recipe.with_changes({"training.mixed_precision": "no"}), native=False) == []

@@ -28,8 +28,9 @@ _FILES = ("leaking", "holding", "out_of_memory", "not_finite", "rows", "models",
 
 _ELSEWHERE = {
     "oom.other_process": "Needs a CUDA device on which a second process holds memory: start one there, and train.",
+    "speed.host_bound": "Needs a CUDA device: a CPU is its own host.",
     "speed.sync_every_step": "Needs a CUDA device: on a CPU the host never runs ahead of what it computes.",
-    "speed.emulated_bf16": "Needs a CUDA device before Ampere, such as a T4, and a model in bfloat16.",
+    "speed.emulated_bf16": "Needs a CUDA device before Ampere, such as a T4, or a CPU without bfloat16 units.",
     "speed.checkpointing_unneeded": "Needs a CUDA device, whose peak is compared with its capacity.",
     "speed.swap": "Needs a machine whose memory is full: to bring that about would harm what else runs on it.",
 }
