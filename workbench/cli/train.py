@@ -152,6 +152,8 @@ def _stop_on_signals(session: Session) -> dict[int, Any]:
 
 
 def _summary_text(session: Session) -> str:
+    from ..report.text import economy_lines
+
     summary = session.summary()
     loss = summary.get("eval_loss") or summary.get("loss")
     lines = [f"{session.state} after {summary['num_steps_done']} steps"]
@@ -160,5 +162,6 @@ def _summary_text(session: Session) -> str:
     lines.append(f"run folder: {summary['run_dir']}")
     if summary.get("result_dir"):
         lines.append(f"trained weights: {summary['result_dir']}")
+    lines += economy_lines(summary.get("economy") or {}, summary.get("gradient_error"))
     lines += summary.get("verdicts", [])
     return "\n".join(lines)

@@ -31,6 +31,8 @@ _MOVER: contextvars.ContextVar[Callable[[Tensor], Callable[[], Tensor]] | None] 
     "host_mover", default=None
 )
 
+_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("whole_activations", default=False)
+
 
 def keep_activations(recipe: Recipe, model: nn.Module) -> None:
     """Let the chosen layers of ``model`` keep their saved tensors as ``training.activation_storage`` says.
@@ -71,6 +73,16 @@ def host_mover(mover: Callable[[Tensor], Callable[[], Tensor]]) -> Iterator[None
         yield
     finally:
         _MOVER.reset(token)
+
+
+@contextlib.contextmanager
+def whole_activations() -> Iterator[None]:
+    """Let layers keep what they save as it is in this thread, whatever the Recipe says: to compare gradients."""
+    token = _WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
 
 
 class Compressed:
@@ -128,7 +140,7 @@ class _Keeper:
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hooks: Any = contextlib.nullcontext()
-        if layer.training and torch.is_grad_enabled():
+        if layer.training and torch.is_grad_enabled() and not _WHOLE.get():
             hidden = args[0] if args else kwargs.get("hidden_states")
             self._lengths = frozenset(hidden.shape[1:2]) if isinstance(hidden, Tensor) else frozenset()
             tensors = [*layer.parameters(), *layer.buffers()]
@@ -146,6 +158,10 @@ class _Keeper:
         if not tensor.is_floating_point() or tensor.numel() < MIN_ELEMENTS or tensor.numel() % 2:
             return False
         if tensor.untyped_storage()._cdata in self._parameters:
+            return False
+        # (B, 1, S, S), or spread over the heads without a copy, is a mask whose -inf would make its whole block NaN.
+        is_square = tensor.ndim == 4 and {*tensor.shape[2:]} <= self._lengths
+        if is_square and (tensor.shape[1] == 1 or tensor.stride(1) == 0):
             return False
         # (B, heads, S) is what fused attention keeps to compute its probabilities again: exp() of an error in it.
         is_statistic = tensor.ndim == 3 and tensor.shape[2] in self._lengths and tensor.shape[1] not in self._lengths

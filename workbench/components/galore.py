@@ -42,10 +42,10 @@ class GaLoreAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(group, parameter)
+                    self._update(group, parameter, parameter.grad)
 
-    def _update(self, group: dict[str, Any], parameter: Tensor) -> None:
-        state, grad = self.state[parameter], parameter.grad
+    def _update(self, group: dict[str, Any], parameter: Tensor, grad: Tensor) -> None:
+        state = self.state[parameter]
         count = state.get("step", 0)
         is_low = "rank" in group and min(parameter.shape) > group["rank"]
         if is_low:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import threading
 import time
@@ -111,6 +112,8 @@ class CudaMeter:
             "reserved_bytes": torch.cuda.memory_reserved(),
         }
         torch.cuda.reset_peak_memory_stats()
+        if importlib.util.find_spec("pynvml") is not None:  # The driver's own figure, as nvidia-smi shows it.
+            values["utilization_fraction"] = torch.cuda.utilization() / 100
         return values
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..diagnose import judge_memory
 from ..errors import RunError
+from ..observe.economy import measure_economy
 from ..report.text import describe_run, describe_time_left
 from ..train.process import live_session
 
@@ -56,6 +57,7 @@ class RunFacts:
         memory_bytes: Highest bytes of the newest step.
         seconds_per_step: Median of the newest steps, or None.
         elapsed_s: Training time so far, or None.
+        cost_usd, usd_per_1000_tokens, utilization_mean, loss_drop_per_1000_tokens: See ``observe.economy.Economy``.
     """
 
     state: str
@@ -69,6 +71,10 @@ class RunFacts:
     memory_bytes: float | None = None
     seconds_per_step: float | None = None
     elapsed_s: float | None = None
+    cost_usd: float | None = None
+    usd_per_1000_tokens: float | None = None
+    utilization_mean: float | None = None
+    loss_drop_per_1000_tokens: float | None = None
 
     @property
     def position(self) -> str:
@@ -94,6 +100,7 @@ def read_facts(session: Any) -> RunFacts:
     step = _newest(history, "step") or 0
     times = history.column("step_s")[-25:]
     times = times[np.isfinite(times)]
+    economy = measure_economy(history)
     return RunFacts(
         state=session.state,
         step=int(step),
@@ -106,6 +113,10 @@ def read_facts(session: Any) -> RunFacts:
         memory_bytes=_newest(history, "peak_allocated_bytes") or _newest(history, "allocated_bytes"),
         seconds_per_step=float(np.median(times)) if len(times) else None,
         elapsed_s=_newest(history, "elapsed_s"),
+        cost_usd=economy.cost_usd,
+        usd_per_1000_tokens=economy.usd_per_1000_tokens,
+        utilization_mean=economy.utilization_mean,
+        loss_drop_per_1000_tokens=economy.loss_drop_per_1000_tokens,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..units import format_bytes, format_count, format_seconds
 from .charts import format_value
-from .text import STATE_LABELS
+from .text import STATE_LABELS, format_usd
 
 
 class Figures(Protocol):
@@ -24,6 +24,10 @@ class Figures(Protocol):
     memory_bytes: float | None
     seconds_per_step: float | None
     elapsed_s: float | None
+    cost_usd: float | None
+    usd_per_1000_tokens: float | None
+    utilization_mean: float | None
+    loss_drop_per_1000_tokens: float | None
 
 
 def render_run_head(state: str, run_dir: str | None) -> str:
@@ -47,6 +51,10 @@ def render_run_facts(figures: Figures) -> str:
         ("Step", figures.seconds_per_step, format_seconds),
         ("Memory", figures.memory_bytes, format_bytes),
         ("Trained for", figures.elapsed_s, format_seconds),
+        ("Utilization", figures.utilization_mean, _percent),
+        ("Cost so far", figures.cost_usd, _dollars),
+        ("Per 1M tokens", _times_1000(figures.usd_per_1000_tokens), _dollars),
+        ("Loss drop per 1,000 tokens", figures.loss_drop_per_1000_tokens, format_value),
     ]
     shown = "".join(
         f'<div class="wb-fact"><span>{name}</span><b>{escape(form(value))}</b></div>'
@@ -54,6 +62,18 @@ def render_run_facts(figures: Figures) -> str:
         if value is not None and math.isfinite(value)
     )
     return f'<div class="wb-facts wb-run-facts">{shown}</div>' if shown else ""
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0%}".replace("%", " %")
+
+
+def _dollars(value: float) -> str:
+    return f"${format_usd(value, value)}"
+
+
+def _times_1000(value: float | None) -> float | None:
+    return None if value is None else 1000 * value
 
 
 def render_result(state: str, position: str, loss: float | None, run_dir: Path, result_dir: Path | None) -> str:

@@ -104,6 +104,28 @@ def describe_cost(time: TimeEstimate) -> str:
     return ", ".join(parts)
 
 
+def economy_lines(economy: Mapping[str, float | None], gradient_error: float | None = None) -> list[str]:
+    """Return what a run costs, how busy its device is and what it learns per token; what is not known is left out.
+
+    Args:
+        economy: The fields of ``observe.economy.Economy``.
+        gradient_error: Measured at the start of a run that compresses activations.
+    """
+    lines = []
+    cost, rate = economy.get("cost_usd"), economy.get("usd_per_1000_tokens")
+    if cost is not None and rate is not None:
+        lines.append(f"cost: {_usd(cost)} USD, {_usd(rate)} USD per 1,000 tokens ({_usd(rate * 1000)} per 1M)")
+    mean, spread = economy.get("utilization_mean"), economy.get("utilization_std")
+    if mean is not None and spread is not None:
+        lines.append(f"utilization: {mean:.0%}, standard deviation {spread:.1%} from step to step".replace("%", " %"))
+    gain = economy.get("loss_drop_per_1000_tokens")
+    if gain is not None:
+        lines.append(f"progress: the loss falls by {gain:.3g} per 1,000 learned tokens over the last steps")
+    if gradient_error is not None:
+        lines.append(f"compressed activations: gradients are off by {gradient_error:.2%}".replace("%", " %"))
+    return lines
+
+
 def describe_effect(memory_delta_bytes: float, step_delta_s: float | None) -> str:
     """Return what a change does, e.g. ``"−1.2 GiB · +30 ms"``; ``"no effect"`` below 1 MiB and 10 µs."""
     parts = []

@@ -18,6 +18,7 @@ from ..events import Event
 from .build import Run
 from .checkpoint import random_state
 from .compiling import CompiledForward
+from .compression import measure_gradient_error
 from .control import Control
 from .pruner import Pruner
 from .resumable import progress_data
@@ -25,7 +26,7 @@ from .run_folder import RunFolder
 from .sampler import EpochSampler, sampler_of
 from .spikes import SHOWN_ROWS, Spike, begin_of, spike_event
 from .stepping import SteppingTrainer
-from .telemetry import COUNTS, ROW, CountingCollator, Publisher, is_finite
+from .telemetry import COUNTS, ROW, CountingCollator, Publisher, is_finite, price_per_hour_usd
 
 # Steps in a row that ``policies.on_nonfinite: skip`` skips. A model whose weights are NaN never recovers.
 MAX_SKIPPED_STEPS = 20
@@ -50,6 +51,7 @@ class Engine(SteppingTrainer):
         self.begin(run, folder, publisher)
         self._wishes = control
         self.begin_stepping(run)
+        self._price_per_hour_usd = price_per_hour_usd(run.recipe, self.target)
         self._skipped_in_a_row = 0
         self.phases = PhaseSwitch(run.recipe, run.model)
         self.pruner = Pruner(run.recipe, run.model, publisher.publish, self.held_out_loss)
@@ -166,6 +168,13 @@ class Engine(SteppingTrainer):
             advice = f"{self._skipped_in_a_row} steps in a row were skipped. Go back to an earlier checkpoint."
         raise NonFiniteError(f"{text}{where} {advice}")
 
+    def measure_compression(self) -> None:
+        """Tell what storing activations in few bits does to a gradient, measured on a sample of the run."""
+        found = measure_gradient_error(self._run, list(self._sampler))
+        if found is not None:
+            self._publisher.publish(Event("log", found))
+            self._publisher.measure()  # Its peak belongs to no step.
+
     # -- after the step --------------------------------------------------------------------------------------------
 
     def drop_step(self) -> None:
@@ -181,17 +190,25 @@ class Engine(SteppingTrainer):
         step_s = self._clock.end_step()
         if self._compiled is not None:
             self._compiled.end_step(self.state.global_step, step_s, self._counts.real + self._counts.padding)
-        batch = self._end_batch()
+        batch, price, elapsed_s = self._end_batch(), self._price_per_hour_usd, self._clock.elapsed_s
         self._row |= {
             **batch,
             "epoch": self.state.epoch,
             "step_s": step_s,
-            "elapsed_s": self._clock.elapsed_s,
+            "elapsed_s": elapsed_s,
             "tokens_per_s": self._counts.real / step_s if step_s > 0 else None,
+            "utilization_fraction": self._utilization(step_s),
+            "cost_usd": None if price is None else elapsed_s / 3600 * price,
             **self._publisher.measure(),
         }
         self._parts.end_step(self._row)
         self._folder.beat()
+
+    def _utilization(self, step_s: float) -> float | None:
+        """Return the share of the step in which this CPU's threads computed; a GPU's meter measures its own."""
+        if self._run.device.has_caching_allocator:
+            return None
+        return self._clock.busy_fraction(step_s, torch.get_num_threads())
 
     def finish_row(self) -> None:
         """Publish the row of the step, once."""
@@ -330,6 +347,7 @@ class _Flow(TrainerCallback):
         self._engine = engine
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._engine.measure_compression()
         self._engine._random_state = random_state()
         self._engine.first_step = state.global_step
         self._engine.catch_up(self._engine._resumes_from)

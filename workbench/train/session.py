@@ -294,6 +294,7 @@ class Session:
             "loss": self._newest.get("loss"),
             "eval_loss": self._newest.get("eval_loss"),
             "elapsed_s": self._newest.get("elapsed_s"),
+            "gradient_error": self._newest.get("gradient_error"),
             "pruning": self._pruning,
             "error": self.failure_text() or None,
         }
@@ -510,6 +511,8 @@ class _Position:
         if event.kind == "step":
             self._session.step = int(event.data["step"])
             self._session._newest |= {name: event.data[name] for name in ("loss", "elapsed_s") if name in event.data}
+        elif event.kind == "log" and "gradient_error" in event.data:
+            self._session._newest["gradient_error"] = event.data["gradient_error"]
         elif event.kind == "progress":
             self._session.progress = Progress(**event.data)
         elif event.kind == "evaluation":

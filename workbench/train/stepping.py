@@ -40,7 +40,8 @@ class SteppingTrainer(ResumableTrainer):
         self.most_slots = 0  # Token slots of the largest micro-batch so far.
         recipe = run.recipe
         emulates = bool(recipe.hardware.emulate) and not run.device.has_caching_allocator
-        self._parts = MicroBatches(recipe, capacity_of(target_device(recipe) if emulates else run.device))
+        self.target = target_device(recipe) if emulates else run.device
+        self._parts = MicroBatches(recipe, capacity_of(self.target))
         self._noise = NoiseScale(recipe) if recipe.policies.batch == "noise_scale" else None
         self._first_norm: tuple[Tensor, int] | None = None  # Of the first micro-batch: squared norm, tokens.
         self._batches_in_epoch = 0

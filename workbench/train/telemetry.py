@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..events import Event, Meter, Observer
+from ..hardware import Device
+from ..recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,12 +76,13 @@ class StepClock:
         self._elapsed_before_s = elapsed_s
         self._first: float | None = None
         self._step_start = 0.0
+        self._cpu_start = 0.0
         self._step_pause_s = 0.0
         self._total_pause_s = 0.0
 
     def begin_step(self) -> None:
         """Note the begin of a step, before its data is fetched."""
-        self._step_start = time.perf_counter()
+        self._step_start, self._cpu_start = time.perf_counter(), time.process_time()
         self._step_pause_s = 0.0
         if self._first is None:
             self._first = self._step_start
@@ -92,6 +95,16 @@ class StepClock:
     def end_step(self) -> float:
         """Return the seconds of the step that ends now."""
         return time.perf_counter() - self._step_start - self._step_pause_s
+
+    def busy_fraction(self, step_s: float, num_threads: int) -> float | None:
+        """Return the share of the step's threads that computed; None of a step without length.
+
+        Args:
+            step_s: What ``end_step`` returned.
+            num_threads: Threads that torch computes with.
+        """
+        busy_s = time.process_time() - self._cpu_start
+        return min(1.0, busy_s / (step_s * max(1, num_threads))) if step_s > 0 else None
 
     @property
     def elapsed_s(self) -> float:
@@ -167,6 +180,19 @@ class Publisher:
 def _dropped(part: object, error: Exception) -> Event:
     text = f"{type(part).__name__} failed ({type(error).__name__}: {error}) and is left out for the rest of the run."
     return Event("log", {"message": text})
+
+
+def price_per_hour_usd(recipe: Recipe, device: Device) -> float | None:
+    """Return what all devices of a run cost an hour; None where neither the Recipe nor the device table knows.
+
+    Args:
+        recipe: Its own price comes first.
+        device: The device, or the one the run pretends to be; of its dated offers the lowest counts.
+    """
+    price = recipe.cost.price_per_hour_usd
+    if price is None and device.price_per_hour_usd is not None:
+        price = device.price_per_hour_usd[0]
+    return None if price is None else price * recipe.sharding.num_processes
 
 
 def is_finite(*values: float) -> bool:
