@@ -49,6 +49,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 CHANGES: dict[str, dict[str, Any]] = {
     "lora": {},
     "full": {"adapter.method": "none"},
+    "two tasks": {"tasks.data": ["a=x.jsonl", "b=y.jsonl"]},
+    "new tokens": {"model.new_tokens": ["<a>", "<b>"]},
     "bottleneck": {"adapter.method": "bottleneck", "adapter.bottleneck_size": 8},
     "bottleneck, checkpointing, bf16": {
         "adapter.method": "bottleneck", "training.gradient_checkpointing": True, "training.mixed_precision": "bf16",
@@ -142,6 +144,9 @@ def _batch(padded: bool, packed: bool) -> dict[str, torch.Tensor]:
 def _run_real(recipe: Recipe, model: torch.nn.Module, padded: bool) -> Tape:
     """Execute two micro-batches and two optimizer steps with real tensors, in the order of the trace."""
     batches = [_batch(padded, recipe.data.packing) for _ in range(2)]
+    if recipe.tasks.data:
+        for batch in batches:
+            batch["task"] = torch.arange(BATCH)
     num_items = torch.tensor(2 * BATCH * LENGTH)
     optimizer = build_optimizer(recipe, model)
     precision = resolve_precision(recipe, CPU)

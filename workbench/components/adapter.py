@@ -15,6 +15,7 @@ from ..errors import Problem, RecipeError
 from ..recipe import Recipe
 from .bottleneck import attach_bottlenecks
 from .freezing import adapted_layers, freeze_weights
+from .multitask import attach_tasks
 from .new_tokens import trained_rows
 from .starting import load_start, require_attached_to, starting_config, starting_recipe
 from .task import CLASSIFICATION, head_modules, task_of
@@ -64,6 +65,8 @@ def attach_adapter(
     from peft import get_peft_model
 
     config = _lora_config(recipe, model, layers)
+    if recipe.tasks.data:
+        return attach_tasks(recipe, model, config)
     config.trainable_token_indices = trained_rows(model, new_token_ids)
     # On the meta device the adapter would be drawn with real numbers on the CPU and then thrown away.
     with torch.device("meta") if is_meta else contextlib.nullcontext(), warnings.catch_warnings():
@@ -88,7 +91,7 @@ def _lora_config(recipe: Recipe, model: nn.Module, layers: list[int]) -> Any:
         return config
     targets: str | list[str]
     targets = adapter.target_modules if isinstance(adapter.target_modules, str) else list(adapter.target_modules)
-    if layers and isinstance(targets, str):
+    if (layers or recipe.tasks.data) and isinstance(targets, str):
         # PEFT takes layer indices only beside a list of names.
         targets = sorted({name.rsplit(".", 1)[-1] for name in _matched_by_text(targets, model)})
     return LoraConfig(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..recipe import Recipe
 from .encoding import IGNORED
 from .images import open_image
+from .multitask import TASK
 from .task import CAUSAL, CLASSIFICATION, IMAGE_TEXT, SEQ2SEQ
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Collator:
         for name in TOKEN_COLUMNS:
             if name in samples[0]:
                 batch[name] = torch.zeros((len(samples), width), dtype=torch.long)
+        if TASK in samples[0]:
+            batch[TASK] = torch.tensor([int(sample[TASK]) for sample in samples], dtype=torch.long)
         if is_packed:
             batch["position_ids"] = torch.zeros((len(samples), width), dtype=torch.long)
         elif min(lengths) < width:

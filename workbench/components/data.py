@@ -24,6 +24,7 @@ from .packing import join_samples, pack_lengths
 from .padding import Histogram, PaddingShares
 from .preview import PreviewRow, preview_rows
 from .rows import BadRow, RowSource, open_evaluation_rows, open_rows
+from .task_data import prepare_tasks
 
 if TYPE_CHECKING:
     import datasets
@@ -134,6 +135,8 @@ def prepare_data(
         DataError: The data cannot be found, or no row of it can be used; the message names line and reason.
         Cancelled: The user cancelled.
     """
+    if recipe.tasks.data:
+        return prepare_tasks(recipe, tokenizer, progress=progress, cancel=cancel)
     source = open_rows(recipe, progress=progress, cancel=cancel)
     encoder = encoder_for(recipe, tokenizer, source, known_classes, data_folder(recipe.data.name_or_path), cancel)
     run = _Tokenizing(recipe, progress, cancel)

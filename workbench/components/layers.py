@@ -34,4 +34,4 @@ def has_layer_settings(recipe: Recipe) -> bool:
     checkpointing = training.gradient_checkpointing and training.gradient_checkpointing_keep_first > 0
     storage = training.activation_storage != "full" and bool(training.activation_storage_layers)
     frozen = recipe.adapter.trainable_layers is not None or any(recipe.phases.trainable_layers)
-    return bool(recipe.adapter.layers_to_transform) or checkpointing or storage or frozen
+    return bool(recipe.adapter.layers_to_transform or recipe.tasks.data) or checkpointing or storage or frozen

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..components.multitask import TASK
 from ..components.task import CLASSIFICATION, IMAGE_TEXT
 from ..recipe import Recipe
 from .images import image_inputs
@@ -26,6 +27,8 @@ def batch_of(recipe: Recipe, model: Any, size: tuple[int, int], *, padded: bool,
     batch["labels"] = _integers(size[:1] if recipe.model.task == CLASSIFICATION else size)
     if padded:
         batch["attention_mask"] = _integers(size)
+    if recipe.tasks.data:
+        batch[TASK] = _integers(size[:1])
     if packed:
         batch["position_ids"] = _integers(size)
     if recipe.model.task == IMAGE_TEXT:

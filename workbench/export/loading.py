@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..components.attaching import attach_own_adapter
+from ..components.multitask import load_tasks, task_sets
 from ..components.new_tokens import add_token_rows
 from ..components.own_adapter import CONFIG
 from ..components.pruning import apply_masks, read_masks
@@ -61,7 +62,9 @@ def load_result(recipe: Recipe, source: ModelSource, result: Path) -> Any:
         masks = read_masks(result)
         if masks is not None:
             apply_masks(model.requires_grad_(False), masks)
-        if (result / CONFIG).is_file():
+        if (result / CONFIG).is_file() and recipe.tasks.data:
+            model = load_tasks(model, result, list(task_sets(recipe)))
+        elif (result / CONFIG).is_file():
             with torch.no_grad():
                 attach_own_adapter(model, result)
         else:
@@ -85,6 +88,13 @@ def own_loading(recipe: Recipe) -> str:
             "behind each module M that has `M.bottleneck.*` tensors in `adapter_model.safetensors`, put a forward hook "
             "that replaces its output x (or the first of several) by `x + up(gelu(down(x)))`, where `down` and `up` "
             "are Linear layers with these weights."
+        )
+    if recipe.tasks.data:
+        tasks = list(task_sets(recipe))
+        return with_workbench + (
+            f"each task is a plain PEFT adapter in a folder of its name ({', '.join(tasks)}): "
+            f"`peft.PeftModel.from_pretrained(base, folder + '/{tasks[0]}')`. With the workbench "
+            f"`model.set_adapter('{tasks[-1]}')` switches."
         )
     if recipe.model.new_tokens and recipe.adapter.method == "lora":
         return with_workbench + (

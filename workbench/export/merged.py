@@ -94,6 +94,11 @@ def write_merged(
 
 def require_mergeable(recipe: Recipe) -> None:
     """Raise ExportError where no weights exist that do what the adapter does."""
+    if recipe.tasks.data:
+        raise ExportError(
+            "A run of several tasks has no one merged model. Export the adapter: it holds a plain PEFT adapter for "
+            "each task, which PEFT merges by itself (merge_and_unload)."
+        )
     if recipe.adapter.method == "bottleneck":
         raise ExportError(
             "Bottleneck adapters cannot be merged: they compute something nonlinear between the layers, which no "

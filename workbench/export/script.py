@@ -127,6 +127,8 @@ def _require_plain(recipe: Recipe) -> None:
         problems.append(f"model.task={recipe.model.task} (the script is for causal language models)")
     if recipe.adapter.name_or_path is not None:
         problems.append("adapter.name_or_path (the start lies in another folder)")
+    if recipe.tasks.data:
+        problems.append("several tasks (tasks.data)")
     if recipe.pruning.method != "none":
         problems.append("pruning (the workbench's own loop)")
     if recipe.model.new_tokens:

@@ -23,6 +23,7 @@ GROUP_TITLES: dict[str, str] = {
     "training": "Training",
     "phases": "Phases",
     "pruning": "Pruning",
+    "tasks": "Several tasks",
     "evaluation": "Evaluation",
     "hardware": "Hardware",
     "sharding": "Several devices",
@@ -31,7 +32,7 @@ GROUP_TITLES: dict[str, str] = {
 }
 SECTION_GROUPS: tuple[tuple[str, ...], tuple[str, ...]] = (
     ("model", "data", "hardware", "sharding"),
-    ("adapter", "quantization", "training", "phases", "pruning", "evaluation", "cost", "policies"),
+    ("adapter", "quantization", "training", "phases", "pruning", "tasks", "evaluation", "cost", "policies"),
 )
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 MAX_FILES_SUGGESTED = 40

@@ -35,6 +35,7 @@ class Recipe(parts.Part):
     training: parts.TrainingPart = parts.TrainingPart()
     phases: parts.PhasesPart = parts.PhasesPart()
     pruning: parts.PruningPart = parts.PruningPart()
+    tasks: parts.TasksPart = parts.TasksPart()
     evaluation: parts.EvaluationPart = parts.EvaluationPart()
     hardware: parts.HardwarePart = parts.HardwarePart()
     sharding: parts.ShardingPart = parts.ShardingPart()

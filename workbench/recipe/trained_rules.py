@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from ..errors import Problem
 from .recipe import Recipe
+
+_TASK = re.compile(r"(?!(?:shared|default)=)[a-zA-Z][a-zA-Z0-9_-]*=.+")
 
 
 def trained_problems(recipe: Recipe) -> list[Problem]:
     """Return what contradicts itself in the settings of what trains."""
-    return [*_bottleneck(recipe), *_start(recipe), *_new_tokens(recipe), *_pruning(recipe)]
+    return [*_bottleneck(recipe), *_start(recipe), *_new_tokens(recipe), *_pruning(recipe), *_tasks(recipe)]
 
 
 def _bottleneck(recipe: Recipe) -> list[Problem]:
@@ -99,3 +104,43 @@ def _pruning(recipe: Recipe) -> list[Problem]:
         message = "the best checkpoint may be one from before pruning; prune before the first step, or keep the last."
         problems.append(Problem("pruning.step", message, (("pruning.step", 0),)))
     return problems
+
+
+def _tasks(recipe: Recipe) -> list[Problem]:
+    tasks, field = recipe.tasks, "tasks.data"
+    if not tasks.data:
+        if tasks.shared_layers is None:
+            return []
+        message = "says how many layers several tasks share, and tasks.data names none."
+        return [Problem("tasks.shared_layers", message, (("tasks.shared_layers", None),))]
+    names = [entry.split("=", 1)[0] for entry in tasks.data]
+    wrong = [entry for entry in tasks.data if not _TASK.fullmatch(entry)]
+    if wrong or len(set(names)) != len(names) or len(names) < 2:
+        seen = wrong[0] if wrong else ", ".join(tasks.data)
+        message = f"{seen!r} is not allowed; allowed are two or more name=data set with names that differ (letters, "
+        return [Problem(field, message + "digits, _ and -; not shared or default).", ((field, ()),))]
+    problems = []
+    for path, wanted in _TASKS_NEED.items():
+        value = recipe.get(path)
+        if value not in wanted:
+            message = f"{value!r} does not go with several tasks, whose rows each get their own adapter."
+            problems.append(Problem(path, message, ((path, wanted[0]),)))
+    return problems
+
+
+# What several tasks go with; the first value is the one to take.
+_TASKS_NEED: dict[str, tuple[Any, ...]] = {
+    "adapter.method": ("lora",),
+    "model.task": ("causal-lm",),
+    "adapter.use_dora": (False,),
+    "adapter.modules_to_save": ((),),
+    "adapter.layers_to_transform": ((),),
+    "adapter.trainable_layers": (None,),
+    "adapter.name_or_path": (None,),
+    "model.new_tokens": ((),),
+    "data.packing": (False,),
+    "training.loss_type": ("nll",),
+    "training.torch_compile": (False,),
+    "phases.trainable_layers": ((),),
+    "sharding.num_processes": (1,),
+}

@@ -80,7 +80,8 @@ def build_run(recipe: Recipe, device: Device, *, progress: ProgressCallback, can
     if "/" in source.name and source.kind == "hub" and hasattr(model, "peft_config"):
         # The adapter shall name its base by its id, not by a folder of this machine's cache.
         configs: Any = model.peft_config
-        configs["default"].base_model_name_or_path = source.name
+        for config in configs.values():
+            config.base_model_name_or_path = source.name
     cancel.check()
     num_steps = count_steps(recipe, len(data.train))
     optimizer = build_optimizer(recipe, model)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..components.multitask import save_tasks
 from ..components.own_adapter import adapter_tensors, own_adapter, read_own_adapter, save_own_adapter
 from ..components.quiet import no_progress_bars
 from ..errors import ModelError, RunError
@@ -45,8 +46,11 @@ def save_weights(model: Any, folder: Path, *, for_resume: bool = False) -> None:
 
 
 def _write_weights(model: Any, folder: Path, for_resume: bool) -> None:
-    if own_adapter(model) is not None:
+    own = own_adapter(model)
+    if own is not None:
         save_own_adapter(model, folder)
+        if own.kind == "tasks" and not for_resume:
+            save_tasks(model, folder)
         _check_written(folder, adapter_tensors(model))
     elif is_adapter(model):
         # "auto" would ask the hub whether the vocabulary was resized; it never is here.
