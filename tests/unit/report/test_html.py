@@ -229,11 +229,13 @@ def test_run_html() -> None:
     assert 'role="status"' in head
     figures = SimpleNamespace(
         loss=2.5, eval_loss=None, grad_norm=float("nan"), learning_rate=2e-4, tokens_per_s=8000.0, memory_bytes=GIB,
-        seconds_per_step=0.1, elapsed_s=12.0,
+        seconds_per_step=0.1, elapsed_s=12.0, cost_usd=0.5, usd_per_1000_tokens=0.002,
+        utilization_mean=0.9, loss_drop_per_1000_tokens=0.25,
     )  # fmt: skip
     html = render_run_facts(figures)
     assert "Held-out" not in html
     assert "Gradient norm" not in html
+    assert "90 %" in html and "$0.50" in html and "$2.00" in html
     assert "2e-4" in html
     saved = render_result("stopped", "step 7 of 40", 2.5, Path("runs/a"), Path("runs/a/adapter"))
     assert "<b>Stopped</b> at step 7 of 40, loss 2.5." in saved
