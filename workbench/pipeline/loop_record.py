@@ -92,11 +92,15 @@ class LoopRecord:
     def rows_of_history(self) -> list[dict[str, float]]:
         """Return the kept steps as rows of metrics, for a panel that is opened late."""
         first = max(0, self.num_steps - len(self.losses))
-        series = zip(self.losses, self.grad_norms, self.tokens, self.speed.step_s, strict=True)
+        # One rate an update: where steps and updates differ, which rate was whose is not known.
+        known = len(self.learning_rates) == len(self.losses)
+        rates = self.learning_rates if known else [math.nan] * len(self.losses)
+        series = zip(self.losses, self.grad_norms, self.tokens, self.speed.step_s, rates, strict=True)
         return [
-            {"step": first + index + 1, "loss": loss, "grad_norm": norm, "num_tokens": tokens, "step_s": seconds}
-            for index, (loss, norm, tokens, seconds) in enumerate(series)
-        ]
+            {"step": first + index + 1, "loss": loss, "grad_norm": norm, "num_tokens": tokens, "step_s": seconds,
+             "learning_rate": rate}
+            for index, (loss, norm, tokens, seconds, rate) in enumerate(series)
+        ]  # fmt: skip
 
     def faults(self, *, schedule_steps: int | None, rows_before: Sequence[int] = ()) -> list[Finding]:
         """Return what the whole course gives away.
