@@ -141,6 +141,8 @@ def _require_plain(recipe: Recipe) -> None:
         problems.append("checkpointing of single layers")
     if recipe.training.optim == "galore_adamw":
         problems.append("training.optim=galore_adamw (the workbench's own code)")
+    if recipe.policies.batch != "fixed":
+        problems.append(f"policies.batch={recipe.policies.batch} (the workbench's own loop)")
     if recipe.policies.on_spike != "keep":
         problems.append(f"policies.on_spike={recipe.policies.on_spike} (the workbench's own loop)")
     if recipe.sharding.num_processes > 1:

@@ -76,6 +76,8 @@ def test_names_cannot_become_code() -> None:
         ({"model.task": "sequence-classification"}, "causal language models"),
         ({"sharding.num_processes": 2}, "several devices"),
         ({"policies.on_spike": "skip"}, "on_spike=skip"),
+        ({"policies.batch": "noise_scale"}, "batch=noise_scale"),
+        ({"training.optim": "galore_adamw", "adapter.method": "none"}, "galore_adamw"),
     ],
 )
 def test_what_a_plain_script_cannot_do_is_said(changes: dict[str, Any], words: str) -> None:
