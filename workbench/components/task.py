@@ -134,10 +134,12 @@ def with_classes(
     elif len(config.id2label or ()) != wanted:
         config.num_labels = wanted
     config.problem_type = "single_label_classification"
-    if pad_token_id is not None:
-        config.pad_token_id = pad_token_id
-    elif getattr(config, "pad_token_id", None) is None:
-        eos = getattr(config, "eos_token_id", None)
-        rows = getattr(config.get_text_config(), "vocab_size", None) or 0
-        config.pad_token_id = eos if isinstance(eos, int) and 0 <= eos < rows else 0
+    text = config.get_text_config()  # Of a model of images and text a part, which the head asks.
+    for part in (config, text):
+        if pad_token_id is not None:
+            part.pad_token_id = pad_token_id
+        elif getattr(part, "pad_token_id", None) is None:
+            eos = getattr(part, "eos_token_id", None)
+            rows = getattr(text, "vocab_size", None) or 0
+            part.pad_token_id = eos if isinstance(eos, int) and 0 <= eos < rows else 0
     return dataclasses.replace(source, config=config)

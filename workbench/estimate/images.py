@@ -40,8 +40,9 @@ def image_inputs(model: Any, size: tuple[int, int]) -> dict[str, Tensor]:
         patches = (size[0] * rows * columns, channels * depth * patch * patch)
         batch["pixel_values"] = _floats(patches)
         batch["image_grid_thw"] = _numbers([[1, rows, columns]] * size[0])
-        # Height, width and time of each token: the model reads them off the token ids, which a trace does not have.
-        batch["position_ids"] = torch.empty((3, *size), dtype=torch.int64, device="meta")
+        if any(hasattr(module, "get_rope_index") for module in base.modules()):
+            # Height, width and time of each token: the model reads them off the token ids, which a trace does not have.
+            batch["position_ids"] = torch.empty((3, *size), dtype=torch.int64, device="meta")
     elif "pixel_attention_mask" in taken:
         batch["pixel_values"] = _floats((size[0], 1, channels, height, width))
     else:

@@ -90,6 +90,15 @@ def test_the_preview_names_the_class(tiny_tokenizer: Any, labelled: Path) -> Non
     assert not any(is_learned for _, is_learned in row.tokens) and row.num_supervised == 1
 
 
+def test_the_language_model_inside_one_of_images_and_text_learns_the_padding_too() -> None:
+    inside = {"model_type": "qwen3_5", "text_config": {"vocab_size": 64, "eos_token_id": 7}}
+    recipe = Recipe().with_changes({"model.task": "sequence-classification", "model.config": inside})
+    source = find_source(recipe, for_training=False)
+    source.config.pad_token_id = source.config.get_text_config().pad_token_id = None
+    assert with_classes(recipe, source).config.get_text_config().pad_token_id == 7
+    assert with_classes(recipe, source, (), 5).config.get_text_config().pad_token_id == 5
+
+
 def test_micro_batches_add_up_to_the_mean_over_rows(tiny_tokenizer: Any, labelled: Path) -> None:
     recipe = recipe_of(labelled)
     data, collator = prepare_data(recipe, tiny_tokenizer), build_collator(recipe, tiny_tokenizer)
