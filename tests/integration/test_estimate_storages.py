@@ -42,7 +42,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "model_type": "mistral", **SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "sliding_window": LENGTH,
     },
     "mistral, wider window": {
-        "model_type": "mistral", **SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "sliding_window": LENGTH + 1,
+        "model_type": "mistral", **SMALL, "intermediate_size": 64, "num_key_value_heads": 2,
+        "sliding_window": LENGTH + 1,
     },
 }  # fmt: skip
 
