@@ -133,7 +133,7 @@ def _kill_once(folder: Path, draw: random.Random, *, while_saving: bool) -> Kill
         now = time.monotonic()
         if while_saving:
             if _half_saved(folder) - left_behind:
-                time.sleep(draw.uniform(0, 0.02))
+                time.sleep(draw.uniform(0, 0.005))
                 break
         elif instant is None and metrics.is_file() and metrics.stat().st_size > size:
             instant = now + draw.uniform(0, LONGEST_WAIT_S)
