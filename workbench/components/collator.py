@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..recipe import Recipe
 from .encoding import IGNORED
 from .images import open_image
-from .multitask import TASK
 from .task import CAUSAL, CLASSIFICATION, IMAGE_TEXT, SEQ2SEQ
+from .task_data import TASK
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ import copy
 import functools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from ..errors import ModelError
 from ..recipe import Recipe
 from .layers import decoder_layers
 from .own_adapter import OwnAdapter, mark_adapter
+from .task_data import TASK, task_sets
 
 SHARED = "shared"
-TASK = "task"
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -56,11 +56,6 @@ class TaskGates(nn.Module):
 
     def _by_row(self, factors: Tensor, output: Tensor) -> Tensor:
         return factors[:, None, None].to(output.dtype)
-
-
-def task_sets(recipe: Recipe) -> dict[str, str]:
-    """Return the data set of each task by its name, in order; empty where there are none."""
-    return dict(entry.split("=", 1) for entry in recipe.tasks.data)
 
 
 def num_shared_layers(recipe: Recipe, num_layers: int) -> int:
@@ -162,11 +157,3 @@ def load_tasks(model: Any, folder: Path, tasks: Sequence[str]) -> Any:
         loaded.load_adapter(str(folder / task), adapter_name=task)
     loaded.set_adapter(tasks[0])
     return loaded
-
-
-def add_task_column(samples: Mapping[str, Any], index: int) -> Any:
-    """Return a data set with its task's number as a column."""
-    import numpy as np
-
-    data: Any = samples
-    return data.add_column(TASK, np.full(len(data), index, dtype=np.int32))

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..recipe import Recipe
-from .multitask import add_task_column, task_sets
 
 if TYPE_CHECKING:
     from .data import PreparedData
+
+# The column, and the input, that says which task each row is of.
+TASK = "task"
+
+
+def task_sets(recipe: Recipe) -> dict[str, str]:
+    """Return the data set of each task by its name, in order; empty where there are none."""
+    return dict(entry.split("=", 1) for entry in recipe.tasks.data)
 
 
 def prepare_tasks(recipe: Recipe, tokenizer: Any, **options: Any) -> PreparedData:
@@ -67,3 +74,8 @@ def prepare_tasks(recipe: Recipe, tokenizer: Any, **options: Any) -> PreparedDat
 
 def _rows(reports: list[Any]) -> list[int]:
     return [one.num_train_rows for one in reports]
+
+
+def add_task_column(samples: Any, index: int) -> Any:
+    """Return a data set with its task's number as a column."""
+    return samples.add_column(TASK, np.full(len(samples), index, dtype=np.int32))

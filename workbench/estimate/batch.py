@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..components.multitask import TASK
 from ..components.task import CLASSIFICATION, IMAGE_TEXT
+from ..components.task_data import TASK
 from ..recipe import Recipe
 from .images import image_inputs
 

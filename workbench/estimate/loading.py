@@ -34,7 +34,10 @@ PACK_S = 1e-3
 
 def is_adapter(module_name: str) -> bool:
     """Whether a module belongs to an adapter, which is attached after the base was loaded."""
-    return any(part in module_name for part in (".lora_", ".modules_to_save", ".bottleneck.", ".trainable_tokens_", "task_gates"))
+    return any(
+        part in module_name
+        for part in (".lora_", ".modules_to_save", ".bottleneck.", ".trainable_tokens_", "task_gates")
+    )
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from ..components.attaching import attach_own_adapter
-from ..components.multitask import load_tasks, task_sets
+from ..components.multitask import load_tasks
 from ..components.new_tokens import add_token_rows
 from ..components.own_adapter import CONFIG
 from ..components.pruning import apply_masks, read_masks
 from ..components.quiet import no_progress_bars
 from ..components.source import ModelSource, find_source, load_tokenizer
 from ..components.task import auto_class
+from ..components.task_data import task_sets
 from ..errors import ExportError
 from ..recipe import Recipe
 
