@@ -72,6 +72,7 @@ COMPLETED: Mapping[str, tuple[dict[str, Any], str]] = {
     "qwen4_exp_text": (QWEN4_INDEXER, "Qwen/Qwen4-Exp"),
     "t5": ({"decoder_start_token_id": 0}, "google-t5/t5-small"),
     "longt5": ({"decoder_start_token_id": 0}, "google/long-t5-tglobal-base"),
+    "esm": ({"vocab_size": 33, "pad_token_id": 1}, "facebook/esm2_t6_8M_UR50D"),
     "xmod": ({"default_language": "en_XX"}, "facebook/xmod-base"),
     "lfm2_moe": (
         {
