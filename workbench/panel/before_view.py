@@ -69,6 +69,9 @@ class BeforeView:
         recipe = self._model.recipe
 
         def work(progress: ProgressCallback, cancel: Cancel) -> Any:
+            from ..components.libraries import load_libraries
+
+            load_libraries()
             from ..pipeline import check
 
             return check(recipe, progress=progress, cancel=cancel)

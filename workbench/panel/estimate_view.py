@@ -107,6 +107,9 @@ class EstimateView:
             self.request()
 
     def _work(self, recipe: Recipe, progress: ProgressCallback, cancel: Cancel) -> Estimate:
+        from ..components.libraries import load_libraries
+
+        load_libraries()
         from ..estimate import estimate_run
 
         try:

@@ -85,6 +85,9 @@ class ExplainView:
         self._progress.show(Progress("explain", message="Reading the run"))
 
         def work(progress: ProgressCallback, cancel: Cancel) -> Estimate:
+            from ..components.libraries import load_libraries
+
+            load_libraries()
             from ..estimate import explain_run
 
             shape = self._find_shape(recipe)

@@ -93,6 +93,9 @@ class PreviewView:
         )
 
     def _work(self, recipe: Recipe, progress: ProgressCallback, cancel: Cancel) -> Any:
+        from ..components.libraries import load_libraries
+
+        load_libraries()
         from ..components.data import prepare_data, preview_rows
         from ..components.source import find_source, load_tokenizer
 

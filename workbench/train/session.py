@@ -338,10 +338,9 @@ class Session:
         """Run from the first stage to the saved result; return the final state."""
         import torch
 
-        # Whole first: while another thread (an estimate) is still importing it, ``from transformers import X`` looks
-        # into the module object that is about to be replaced by a lazy one, and fails.
-        import transformers  # noqa: F401
+        from ..components.libraries import load_libraries
 
+        load_libraries()  # Another thread (an estimate) may be importing them just now.
         from ..components.starting import start_notes
         from .rescue import rescue
 
