@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from ..events import Timeline
+from ..units import format_bytes, format_seconds
 from .explanation import Explanation
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
@@ -185,6 +186,32 @@ class Estimate:
     elapsed_s: float = 0.0
     was_cached: bool = False
     explanation: Explanation | None = None
+
+    def verdict_sentence(self) -> str:
+        """Return whether it fits, with the bytes, what they lie between, and where the peak is."""
+        memory = self.memory
+        low, high = memory.interval_bytes
+        step = f" of step {memory.peak_step + 1}." if memory.peak_step is not None else "."
+        return (
+            f"{VERDICT_TEXTS[memory.verdict].capitalize()} on {self.device_name}: "
+            f"{format_bytes(memory.process_bytes)} of {format_bytes(memory.capacity_bytes)} "
+            f"(between {format_bytes(low)} and {format_bytes(high)}), peak in {memory.peak_phase}{step}"
+        )
+
+    def step_sentence(self) -> str:
+        """Return the time of a step, what it lies between and rests on, and tokens per second."""
+        low, high = self.time.interval_s
+        return (
+            f"Step: {format_seconds(self.time.step_s)} (between {format_seconds(low)} and "
+            f"{format_seconds(high)}, {self.time.basis}), {self.time.tokens_per_s:,.0f} tokens/s."
+        )
+
+    def __str__(self) -> str:
+        return f"{self.verdict_sentence()}\n{self.step_sentence()}"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # The timeline alone has thousands of numbers: a cell that ends in an estimate shows the verdict.
+        printer.text(str(self))
 
     def to_dict(self, *, with_timeline: bool = False) -> dict[str, Any]:
         """Return nested plain values; the timeline only when asked for (it is long)."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..estimate.estimate import Verdict
+from ..estimate.estimate import VERDICT_TEXTS, Verdict
+from ..units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ class PlanOption:
     verdict: Verdict
     alters: Sequence[str] = ()
     cost_usd_per_1000_tokens: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        changes = ", ".join(f"{field}={value}" for field, value in self.changes.items()) or "no change"
+        alters = f" It {', '.join(self.alters)}." if self.alters else ""
+        return (
+            f"{VERDICT_TEXTS[self.verdict].capitalize()} with {changes}: {format_bytes(self.process_bytes)}, "
+            f"{format_seconds(self.step_s)} a step.{alters}"
+        )
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,8 @@ def render_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def render_estimate(estimate: Estimate) -> str:
     """Return an estimate as a few lines: verdict, memory by category, step time, what was assumed."""
     memory, step_time = estimate.memory, estimate.time
-    low, high = memory.interval_bytes
     lines = [
-        f"{VERDICT_TEXTS[memory.verdict].capitalize()} on {estimate.device_name}: "
-        f"{format_bytes(memory.process_bytes)} of {format_bytes(memory.capacity_bytes)} "
-        f"(between {format_bytes(low)} and {format_bytes(high)}), peak in {memory.peak_phase}"
-        + (f" of step {memory.peak_step + 1}." if memory.peak_step is not None else "."),
+        estimate.verdict_sentence(),
         f"Parameters: {format_count(estimate.num_parameters)}, "
         f"{format_count(estimate.num_trainable_parameters)} train "
         f"({estimate.num_trainable_parameters / max(1, estimate.num_parameters):.2%}).",
@@ -58,8 +54,7 @@ def render_estimate(estimate: Estimate) -> str:
         f"Allocated {format_bytes(memory.peak_allocated_bytes)}, reserved {format_bytes(memory.peak_reserved_bytes)}, "
         f"at rest {format_bytes(memory.rest_bytes)}.",
         *fragmentation_sentences(memory),
-        f"Step: {format_seconds(step_time.step_s)} (between {format_seconds(step_time.interval_s[0])} and "
-        f"{format_seconds(step_time.interval_s[1])}, {step_time.basis}), {step_time.tokens_per_s:,.0f} tokens/s.",
+        estimate.step_sentence(),
     ]
     bound = describe_bound(step_time)
     if bound:
@@ -88,15 +83,7 @@ def render_plan(plan: Plan) -> str:
         for effect in plan.effects
     ]
     text = render_table(("field", "value", "memory", "step", "then"), rows)
-    for option in plan.options:
-        changes = ", ".join(f"{field}={value}" for field, value in option.changes.items())
-        word = VERDICT_TEXTS[option.verdict].capitalize()
-        alters = f" It {', '.join(option.alters)}." if option.alters else ""
-        text += (
-            f"\n{word} with {changes}: {format_bytes(option.process_bytes)}, "
-            f"{format_seconds(option.step_s)} a step.{alters}"
-        )
-    return text
+    return "\n".join([text, *map(str, plan.options)])
 
 
 def render_runs(runs: Sequence[RunSummary]) -> str:

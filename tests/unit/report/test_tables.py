@@ -56,6 +56,18 @@ def test_an_estimate_says_verdict_range_peak_and_speed(estimate: Estimate) -> No
     assert text.endswith("Note: A note.")
 
 
+def test_an_estimate_shown_by_a_cell_is_two_lines(estimate: Estimate) -> None:
+    from IPython.lib.pretty import pretty
+
+    assert (
+        pretty(estimate)
+        == str(estimate)
+        == render_estimate(estimate).splitlines()[0]
+        + "\n"
+        + ("Step: 500 ms (between 400 ms and 700 ms, table), 2,048 tokens/s.")
+    )
+
+
 def test_the_largest_category_comes_first_and_bars_are_in_proportion(estimate: Estimate) -> None:
     lines = [line for line in render_estimate(estimate).splitlines() if "█" in line]
     assert [line.split()[0] for line in lines] == ["parameter", "activation", "cached", "context"]
