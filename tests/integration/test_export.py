@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from workbench.errors import ExportError
 from workbench.export import export_run
 from workbench.pipeline import start_session
 from workbench.recipe import Recipe
@@ -53,3 +54,65 @@ def test_a_merged_model_is_read_back_and_compared(tmp_path: Path) -> None:
     assert report.checks["same_next_token_fraction"] == 1.0
     assert report.checks["max_logit_difference"] < 1e-4
     assert (report.path / "model.safetensors").is_file() and (report.path / "tokenizer.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exports") / "run"
+    changes = SMALL | {"training.learning_rate": 1e-2, "training.max_steps": 3, "evaluation.split": "auto"}
+    start_session(Recipe().with_changes(changes), run_dir=folder).wait()
+    return folder
+
+
+# What each loses at most of a random model: mean difference of the logits as a share of their spread.
+@pytest.mark.parametrize(
+    ("to", "compression", "lost"),
+    [("onnx", 0.6, 1e-4), ("gguf-q8_0", 3.3, 0.02), ("bnb-8bit", 2.5, 0.02), ("bnb-4bit", 3.0, 0.15)],
+)
+def test_each_format_is_read_back_and_graded(
+    trained: Path, to: str, compression: float, lost: float, tmp_path: Path
+) -> None:
+    report = export_run(trained, to, tmp_path / to)
+    grade = report.grade
+    assert grade is not None and grade["rows"] == "held-out" and grade["num_tokens"] > 50
+    assert compression < grade["compression"] < compression * 1.3
+    assert grade["mean_logit_difference"] < lost * grade["logit_std"]
+    assert grade["perplexity"] == pytest.approx(grade["merged_perplexity"], rel=0.02)
+    assert grade["tokens_per_s"] > 0
+    stored = json.loads((report.path / "export.json").read_text())
+    assert stored["grade"] == grade and not (report.path / ".merged").exists()
+    assert "Perplexity on" in (report.path / "README.md").read_text()
+
+
+def test_an_onnx_graph_takes_other_sizes_than_its_example(trained: Path, tmp_path: Path) -> None:
+    import onnxruntime
+    import torch
+
+    from workbench.export.readers import reader_of
+
+    export_run(trained, "onnx", tmp_path / "onnx")
+    export_run(trained, "merged", tmp_path / "merged")
+    ids = torch.arange(33).reshape(3, 11)
+    mask = torch.ones_like(ids)
+    mask[2, 4:] = 0
+    with reader_of("merged", tmp_path / "merged", tmp_path / "merged") as (read, _), torch.no_grad():
+        expected = read(ids, mask)
+    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0])
+    assert torch.allclose(found[mask.bool()], expected[mask.bool()], atol=1e-4)
+
+
+def test_a_format_of_other_tasks_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "adapter").mkdir(parents=True)
+    recipe = Recipe().with_changes(SMALL | {"model.task": "sequence-classification"})
+    (folder / "recipe.yaml").write_text(recipe.to_yaml())
+    with pytest.raises(ExportError, match="onnx is written for causal language models"):
+        export_run(folder, "onnx")
+    assert list((folder / "exports").iterdir()) == []
+
+
+def test_torchao_weights_are_read_back(trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="an extra of its own: its import slows every start of PEFT")
+    report = export_run(trained, "torchao-int8", tmp_path / "ao")
+    assert report.grade is not None and report.grade["mean_logit_difference"] < 0.02 * report.grade["logit_std"]

@@ -1,4 +1,4 @@
-"""``workbench export``: a run's result for use elsewhere: adapter, merged model, or a plain script."""
+"""``workbench export``: a run's result for use elsewhere, read back and graded against the merged model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def add_parser(verbs: Any) -> None:
     """Add this verb."""
     from ..export.formats import FORMATS
 
-    parser = verbs.add_parser("export", help="adapter, merged model or script of a run", description=__doc__)
+    parser = verbs.add_parser(
+        "export", help="adapter, merged model, GGUF, ONNX, 8 and 4 bits, script or report of a run", description=__doc__
+    )
     parser.add_argument("run_dir", metavar="RUN", help="folder of a run")
     text = "; ".join(f"{name}: {what}" for name, what in FORMATS.items())
     parser.add_argument("--to", required=True, choices=list(FORMATS), help=text)
@@ -26,6 +28,7 @@ def add_parser(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the export and say what was found when it was read back."""
     from ..export import export_run
+    from ..export.page import GRADE_HEADER, grade_cells
 
     progress = ProgressLine(options)
     report = export_run(options.run_dir, options.to, options.out, progress=progress)
@@ -36,4 +39,9 @@ def run(options: argparse.Namespace) -> int:
     print(f"{report.path}  {format_bytes(report.num_bytes)}")
     for name, value in report.checks.items():
         print(f"  {name.replace('_', ' ')}: {value:.4g}" if isinstance(value, float) else f"  {name}: {value}")
+    if report.grade is not None:
+        print("  against the merged model in float32, on the same rows:")
+        for name, cell in zip(GRADE_HEADER[1:], grade_cells(report.format, report.grade)[1:], strict=True):
+            print(f"    {name}: {cell}")
+        print(f"    rows: {report.grade['num_rows']} {report.grade['rows']}, {report.grade['num_tokens']} tokens")
     return 0

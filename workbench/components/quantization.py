@@ -106,7 +106,7 @@ def pack_meta_weights(model: nn.Module, config: Any) -> None:
             module.weight = bitsandbytes.nn.Int8Params(packed, requires_grad=False, has_fp16_weights=False)
 
 
-def _say_once(logger_name: str) -> None:
+def say_once(logger_name: str) -> None:
     """Let a logger say each thing once: bitsandbytes warns of the same cast in every layer of every step."""
     logger = logging.getLogger(logger_name)
     if not any(isinstance(found, _OncePerMessage) for found in logger.filters):
@@ -139,7 +139,7 @@ def prepare_for_training(recipe: Recipe, model: nn.Module) -> nn.Module:
     if not recipe.quantization.bits:
         return model
     if recipe.quantization.bits == 8:
-        _say_once("bitsandbytes.autograd._functions")
+        say_once("bitsandbytes.autograd._functions")
     if recipe.quantization.prepare_model_for_kbit_training:
         from peft import prepare_model_for_kbit_training
 

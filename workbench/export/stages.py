@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..events import Cancel, Progress, ProgressCallback
 
-NUM_STAGES = 3
+# Merging takes two, then come writing the format, reading it back, and the move.
+NUM_STAGES = 5
 
 
 def begin_stage(progress: ProgressCallback | None, cancel: Cancel | None, done: int, message: str) -> None:

@@ -127,7 +127,7 @@ class RunFolder:
             temporary.mkdir()
             try:
                 yield temporary
-                _sync_tree(temporary)
+                sync_tree(temporary)
                 _replace_directory(temporary, final)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -289,7 +289,7 @@ def _is_write_error(error: Exception) -> bool:
     return isinstance(error, OSError) or is_library
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
     """Ask the system to put every file below ``folder`` on the disk before it gets its final name."""
     for path in [*folder.rglob("*"), folder]:
         if path.is_file() or (path.is_dir() and os.name == "posix"):

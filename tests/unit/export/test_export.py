@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from workbench.errors import ExportError, RunFolderError
 from workbench.export import FORMATS, export_run
 from workbench.export import export as module
 from workbench.export.card import render_card
+from workbench.export.page import read_grades
 from workbench.recipe import Recipe
 from workbench.train.run_folder import summarise_run
 
@@ -43,8 +47,8 @@ def test_what_exists_is_not_overwritten(run_dir: Path, tmp_path: Path) -> None:
 def test_a_failure_leaves_nothing_half_written(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    def fail(*args: object) -> dict[str, object]:
-        (args[2] / "half").write_text("x")  # type: ignore[operator]  # the target's path
+    def fail(job: module.Job) -> module.Written:
+        (job.target / "half").write_text("x")
         raise error
 
     monkeypatch.setitem(module._WRITERS, "adapter", fail)
@@ -63,7 +67,7 @@ def test_a_bottleneck_adapter_is_not_merged_and_its_card_says_how_to_load_it(run
 
 
 def test_unknown_formats_and_empty_runs_are_named(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="there are adapter, merged, script"):
+    with pytest.raises(ExportError, match="there are adapter, merged, script, report, gguf-f16"):
         export_run(run_dir, "zip")
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -76,3 +80,57 @@ def test_unknown_formats_and_empty_runs_are_named(run_dir: Path, tmp_path: Path)
 def test_a_card_shows_names_as_text_only(run_dir: Path) -> None:
     recipe = Recipe().with_changes({"model.name_or_path": "<img src=x onerror=alert(1)>"})
     assert "<img" not in render_card(recipe, summarise_run(run_dir), "adapter").split("```yaml")[0]
+
+
+HANG = """
+import sys, time
+from pathlib import Path
+from workbench.export import export as module
+def hang(job):
+    (job.target / "half").write_bytes(b"x" * 1000)
+    print("writing", flush=True)
+    time.sleep(60)
+module._WRITERS["adapter"] = hang
+module.export_run(sys.argv[1], "adapter")
+"""
+
+
+def test_a_killed_export_is_never_taken_for_a_whole_one(run_dir: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HANG, str(run_dir)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        with pytest.raises(ExportError, match="Another process is writing"):
+            export_run(run_dir, "adapter")
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    left = [path.name for path in (run_dir / "exports").iterdir()]
+    assert left == [".adapter.partial"] and read_grades(run_dir) == {}
+    report = export_run(run_dir, "adapter")
+    assert [path.name for path in (run_dir / "exports").iterdir()] == ["adapter"]
+    assert {path.name for path in report.path.iterdir()} == {"adapter_model.safetensors", "README.md"}
+
+
+def test_a_full_disk_is_one_sentence(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(job: module.Job) -> module.Written:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(module._WRITERS, "adapter", fill)
+    with pytest.raises(RunFolderError) as caught:
+        export_run(run_dir, "adapter")
+    text = str(caught.value)
+    assert "No space left on device" in text and "unharmed" in text and "\n" not in text
+
+
+def test_a_card_tells_the_grade_and_how_to_load(run_dir: Path) -> None:
+    grade = {
+        "num_bytes": 2**20, "compression": 3.5, "perplexity": 11.0, "merged_perplexity": 10.0, "num_rows": 8,
+        "rows": "held-out", "num_tokens": 99, "accuracy_fraction": 0.5, "merged_accuracy_fraction": 0.6,
+        "mean_logit_difference": 0.01, "logit_std": 1.0, "same_next_token_fraction": 0.97, "reader": "somebody",
+    }  # fmt: skip
+    card = render_card(Recipe(), summarise_run(run_dir), "gguf-q4_0", grade)
+    assert "# GGUF file (Q4_0) of" in card and "llama-cli -m model.gguf" in card and "library_name: gguf" in card
+    assert "11.0000, merged model 10.0000 (+10.00%)" in card and "Read back by somebody" in card and "licence" in card
+    assert "onnxruntime.InferenceSession" in render_card(Recipe(), summarise_run(run_dir), "onnx")
