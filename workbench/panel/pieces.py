@@ -12,6 +12,7 @@ import ipywidgets as widgets
 from ..events import Progress
 from ..report.html import render_error
 from .fields import classed, set_hidden
+from .texts import Say
 
 
 def style_sheet() -> Any:
@@ -28,12 +29,11 @@ def button(label: str, action: Callable[[], Any], *classes: str, tooltip: str = 
 
 
 def card(number: int, title: str, hint: str, children: Sequence[Any], *classes: str) -> Any:
-    """Return one numbered section of the panel."""
+    """Return one section of the panel; those of one way of steps have numbers, the others 0."""
     note = f"<p>{escape(hint)}</p>" if hint else ""
-    head = classed(
-        widgets.HTML(f'<h3><span class="wb-number" aria-hidden="true">{number}</span>{escape(title)}</h3>{note}'),
-        "wb-card-head",
-    )
+    mark = f'<span class="wb-number" aria-hidden="true">{number}</span>' if number else ""
+    plain = () if number else ("wb-card-head-plain",)
+    head = classed(widgets.HTML(f"<h3>{mark}{escape(title)}</h3>{note}"), "wb-card-head", *plain)
     return classed(widgets.VBox((head, *children)), "wb-card", *classes)
 
 
@@ -76,9 +76,10 @@ class Fold:
 class ProgressLine:
     """One line for long work: what it does, how far it is, and a button that cancels it."""
 
-    def __init__(self, cancel: Callable[[], Any]) -> None:
+    def __init__(self, cancel: Callable[[], Any], say: Say | None = None) -> None:
+        say = say or Say()
         self._text = widgets.HTML()
-        self._button = button("Cancel", cancel, "wb-cancel", tooltip="Cancel; nothing is lost")
+        self._button = button(say("Cancel"), cancel, "wb-cancel", tooltip=say("Cancel; nothing is lost"))
         self.box = classed(widgets.HBox((self._text, self._button)), "wb-bar-row", "wb-progress-row", "wb-hidden")
         self._text.layout.flex = "1 1 200px"
         self._text.layout.width = "auto"

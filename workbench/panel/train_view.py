@@ -11,6 +11,7 @@ import numpy as np
 
 from ..estimate.estimate import Estimate
 from ..events import LIVE_STATES, Progress
+from ..pipeline.run_rows import Prediction, write_prediction
 from ..report.findings_html import render_finding
 from ..report.html import render_failure
 from ..report.run_html import render_result, render_run_facts, render_run_head
@@ -179,7 +180,8 @@ class TrainView:
     def _show_prediction(self, session: Any) -> None:
         if "memory" not in self._levels:
             level = predicted_peak(self._estimate, session)
-            if level is not None:
+            if level is not None and self._estimate is not None:
+                write_prediction(session.run_dir, prediction_of(self._estimate, level))
                 self._levels["memory"] = [("predicted peak", level)]
                 self._plot.set_level("memory", "predicted peak", level)
 
@@ -253,6 +255,16 @@ def predicted_peak(estimate: Estimate | None, session: Any) -> float | None:
     if estimate.recipe_digest != session.recipe.digest():
         return None
     return float(estimate.memory.peak_allocated_bytes + baseline)
+
+
+def prediction_of(estimate: Estimate, peak_bytes: float) -> Prediction:
+    """Return what the run's folder keeps of the prediction.
+
+    Args:
+        estimate: Of this very run, made before it.
+        peak_bytes: From ``predicted_peak``.
+    """
+    return Prediction(peak_bytes, estimate.time.step_s, estimate.device_name)
 
 
 def _set(widget: Any, value: str) -> None:

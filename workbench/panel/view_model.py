@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import Problem, RecipeError
 from ..recipe import PRESETS, FieldInfo, Recipe, TargetFacts, field_info, find_problems, iter_fields, preset
+from .texts import Say
 
 MAX_UNDO = 100
 
@@ -43,7 +44,8 @@ class PanelModel:
     and the last valid Recipe stays what is estimated.
     """
 
-    def __init__(self, recipe: Recipe | None = None) -> None:
+    def __init__(self, recipe: Recipe | None = None, *, say: Say | None = None) -> None:
+        self.say = say or Say()
         self._lock = threading.RLock()
         self._recipe = recipe or Recipe()
         self._past: list[Recipe] = []
@@ -105,6 +107,11 @@ class PanelModel:
         with self._lock:
             self._replace(recipe, "yaml")
         return ()
+
+    def take(self, recipe: Recipe, reason: str) -> None:
+        """Take a whole Recipe, e.g. that of an earlier run; undo brings the old one back."""
+        with self._lock:
+            self._replace(recipe, reason)
 
     def apply_fix(self, problem: Problem) -> tuple[Problem, ...]:
         """Make the change that a problem proposes."""

@@ -19,6 +19,7 @@ from ..recipe import Recipe
 from ..report.charts import render_memory_bar
 from ..report.html import render_failure
 from ..report.text import describe_estimate
+from ..train.run_folder import DEFAULT_ROOT
 from .background import Background, Outcome
 from .before_view import BeforeView
 from .comms import answer_beside_cells, pump_while_waiting
@@ -29,6 +30,8 @@ from .preview_view import PreviewView
 from .runs import live_session, open_run, read_facts, read_failure, require_no_live_session
 from .settings_view import Header, connect_fields, main_card, suggest_data
 from .stream import is_foreign_front, render_history
+from .tabs import Tabs
+from .texts import Say
 from .train_view import TrainView
 from .view_model import Change, PanelModel
 
@@ -52,7 +55,12 @@ class Workbench:
     """
 
     def __init__(
-        self, recipe: Recipe | None = None, *, run_root: str | Path | None = None, plots: str = "auto"
+        self,
+        recipe: Recipe | None = None,
+        *,
+        run_root: str | Path | None = None,
+        plots: str = "auto",
+        language: str = "en",
     ) -> None:
         """Build the panel.
 
@@ -61,10 +69,14 @@ class Workbench:
             run_root: Folder that new run folders go into; None takes the usual one.
             plots: ``"canvas"`` (streams to a script in the page), ``"svg"`` (drawn by the kernel, core widgets only) or
                 ``"auto"`` (svg on Colab and in VS Code, where third-party widgets may not load).
+            language: ``"en"`` or ``"zh"`` (simplified Chinese) for the panel's own words.
+
+        Raises:
+            LanguageError: There are no texts in this language.
         """
         pump_while_waiting()
         live = live_session()
-        self._model = PanelModel(recipe or (live.recipe if live is not None else None))
+        self._model = PanelModel(recipe or (live.recipe if live is not None else None), say=Say(language))
         self._run_root = None if run_root is None else Path(run_root)
         self._handles: list[Any] = []
         self._estimates = Background("workbench-estimate")
@@ -232,14 +244,14 @@ class Workbench:
         return self
 
     @classmethod
-    def open(cls, run_dir: str | Path, *, plots: str = "auto") -> Workbench:
+    def open(cls, run_dir: str | Path, *, plots: str = "auto", language: str = "en") -> Workbench:
         """Return a panel on a run folder: its settings, its whole history, its result.
 
         Raises:
             RunFolderError: No run folder, or one that cannot be read.
         """
         ended = open_run(run_dir)
-        panel = cls(ended.recipe, run_root=Path(run_dir).parent, plots=plots)
+        panel = cls(ended.recipe, run_root=Path(run_dir).parent, plots=plots, language=language)
         panel._train.attach(ended)
         return panel
 
@@ -248,6 +260,7 @@ class Workbench:
         self._estimates.close()
         self._data.close()
         self._before.close()
+        self._tabs.close()
         self._train.close()
         self.widget.close()
 
@@ -308,8 +321,9 @@ class Workbench:
         )
         right = widgets.VBox((self._estimate_view.box,))
         columns = widgets.Box((classed(left, "wb-column"), classed(right, "wb-column", "wb-column-estimate")))
-        children = (style_sheet(), self._header.box, classed(columns, "wb-columns"), self._train.box)
-        return classed(widgets.VBox(children), "wb-panel")
+        first = classed(widgets.VBox((classed(columns, "wb-columns"), self._train.box)), "wb-page")
+        self._tabs = Tabs(self._model, first, self._run_root or DEFAULT_ROOT, show_run=self._train.attach)
+        return classed(widgets.VBox((style_sheet(), self._header.box, self._tabs.widget)), "wb-panel")
 
     def _connect(self) -> None:
         refresh = connect_fields(self._model, self._fields, self._header)

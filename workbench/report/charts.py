@@ -32,7 +32,7 @@ TEXT_COLOUR = "var(--jp-ui-font-color1, #424242)"
 FAINT_COLOUR = "var(--jp-ui-font-color2, #6b6b6b)"
 RULE_COLOUR = "var(--jp-border-color2, #d5d5d5)"
 FONT = "var(--jp-ui-font-family, system-ui, sans-serif)"
-SERIES_COLOURS = ("#3a7cbf", "#d1802b", "#7a8794", "#8f6bb5")
+SERIES_COLOURS = ("#3a7cbf", "#d1802b", "#7a8794", "#8f6bb5", "#2f9c8f", "#c8504b")
 
 
 @dataclass(frozen=True)
