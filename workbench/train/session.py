@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Cancelled, NonFiniteError, Problem, RecipeError, RunError
 from ..events import LIVE_STATES, Cancel, Event, Meter, Observer, Progress
-from ..hardware import Device, read_device
+from ..hardware import Device, read_device, target_device
 from ..recipe import Recipe, require_valid
 from ..recipe.locations import is_url
 from . import process
@@ -168,6 +168,9 @@ class Session:
             raise RecipeError([field])
         self._fit_to_ranks()
         require_valid(self.recipe, device.facts(for_estimate=False))
+        if self.recipe.hardware.emulate and not device.has_caching_allocator:
+            # What the card that it pretends to be refuses is refused here too.
+            require_valid(self.recipe, target_device(self.recipe).facts(for_estimate=True))
         self._open_store()
         process.become_live(self)
         try:

@@ -166,6 +166,13 @@ def test_contradicting_settings_are_refused_before_anything_happens(tiny):
     assert process.live_session() is None
 
 
+def test_what_the_emulated_card_refuses_is_refused(tiny):
+    session = tiny(small_recipe(hardware__emulate="Tesla T4", training__mixed_precision="bf16"))
+    with pytest.raises(RecipeError, match="Tesla T4 does not compute bfloat16 natively"):
+        session.start()
+    assert session.state == "idle"
+
+
 def test_a_failure_is_an_event_a_state_and_a_run_error(tiny):
     def break_it(run):
         run.model.register_forward_pre_hook(_raise)
