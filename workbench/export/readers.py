@@ -67,7 +67,8 @@ def _read_folder(folder: Path) -> Any:
     # Quantized weights are placed where they are read; a plain model stays on the CPU.
     say_once("bitsandbytes.autograd._functions")
     is_quantized = '"quantization_config"' in (folder / "config.json").read_text(encoding="utf-8")
-    place = {"device_map": {"": "cpu"}} if is_quantized else {}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = {"device_map": {"": device}} if is_quantized else {}
     return AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True, **place)
 
 
