@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from ..observe.graph_nodes import heaviest_roots, live_tensors
+from ..observe.graph_nodes import count_with_graph, heaviest_roots, live_tensors, made_since
 from ..observe.holders import Holder, Root, find_holders
 from ..observe.memory_look import MIN_AGE, MemoryLook, tensors_of_storages
 from ..observe.storages import Birth, is_user_file
@@ -242,10 +242,11 @@ def _replaced_finding(suspect: Suspect, evidence: dict[str, Any]) -> Finding:
 def _graph_finding(
     nodes: Suspect, kept: Suspect | None, look: MemoryLook, roots: list[Root], evidence: dict[str, Any]
 ) -> Finding:
-    tensors = [tensor for tensor in live_tensors() if tensor.grad_fn is not None]
+    known = [tensor for tensor in live_tensors() if tensor.grad_fn is not None]
+    tensors = made_since(known, look.first_node) or known
     ranked = heaviest_roots(tensors, 8)
     heavy = [tensor for tensor, _ in ranked]
-    containers = find_holders(tensors, roots, skip=[tensors, heavy])
+    containers = find_holders(tensors, roots, skip=[known, tensors, heavy])
     # Many tensors with graphs in one container are a collection; one that reaches nearly all is a running total.
     largest, index = _collection(list(containers.values()))
     rate = nodes.nodes_per_step
@@ -262,12 +263,13 @@ def _graph_finding(
         if any(isinstance(value, BaseException) for value in owner.containers[index:]):
             return _exceptions_finding(name, len(container), evidence)
         cause = _cause_of_owner(owner, "leak.graph_kept")
+        num_kept = max(len(largest), count_with_graph(container))
         return make_finding(
             cause,
-            f"'{name}' collects tensors with their autograd graph: {len(largest)} so far, {rate:.0f} more graph nodes "
+            f"'{name}' collects tensors with their autograd graph: {num_kept} so far, {rate:.0f} more graph nodes "
             "every step.",
             where={"object": name, "line": kept.line if kept else ""},
-            evidence=evidence | {"num_kept": len(largest)},
+            evidence=evidence | {"num_kept": num_kept},
             confidence=0.95,
         )
     root = _carrier([pair for pair in ranked if id(pair[0]) in containers] or ranked)

@@ -6,7 +6,10 @@ import gc
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from .storages import tensors_in
 
 
 def live_tensors() -> list[Tensor]:
@@ -48,3 +51,31 @@ def heaviest_roots(tensors: Iterable[Tensor], count: int = 3) -> list[tuple[Tens
     ]
     sized.sort(key=lambda pair: -pair[1])
     return sized[:count]
+
+
+def next_node_number() -> int:
+    """Return the number that autograd gives next: what this thread computed before has a lower one."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node: Any = torch.ones((), requires_grad=True).clone().grad_fn
+    return int(node._sequence_nr()) + 1
+
+
+def made_since(tensors: Iterable[Tensor], number: int) -> list[Tensor]:
+    """Return the tensors whose newest operation has this number or a higher one.
+
+    A graph that was there before, such as a total that an earlier cell of a notebook left behind, does not grow:
+    however large, it is not what grows now.
+    """
+    found = []
+    for tensor in tensors:
+        node: Any = tensor.grad_fn
+        # Nodes written in Python may not tell their number; they are not left out.
+        if node is not None and (not hasattr(node, "_sequence_nr") or node._sequence_nr() >= number):
+            found.append(tensor)
+    return found
+
+
+def count_with_graph(container: Iterable[Any]) -> int:
+    """Return how many entries of a collection, or values of a mapping, hold a tensor with a graph."""
+    entries = container.values() if isinstance(container, dict) else container
+    return sum(any(tensor.grad_fn is not None for tensor in tensors_in(entry)) for entry in entries)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .graph_nodes import count_nodes, live_tensors
+from .graph_nodes import count_nodes, live_tensors, next_node_number
 from .storages import Birth, StorageTracker
 
 Site = tuple[str, str, str]  # line, operator, module
@@ -35,6 +35,7 @@ class MemoryLook:
         survivors: What was born in the window and still lives after a collection, the newest steps left out.
         freed_by_gc_bytes: What only the collection freed at the end.
         cost_s: Seconds the look itself took beside the tracking.
+        first_node: Number of the first autograd node that was made in the window; 0 where it was never opened.
     """
 
     steps: list[int] = field(default_factory=list)
@@ -50,6 +51,7 @@ class MemoryLook:
     freed_by_gc: list[Birth] = field(default_factory=list)
     cost_s: float = 0.0
     mutations: dict[int, str] = field(default_factory=dict)
+    first_node: int = 0
 
 
 MIN_AGE = 3  # Steps a storage must outlive: the loop's own variables live for one.
@@ -72,6 +74,7 @@ class MemoryProbe:
         gc.collect()
         self.tracker.step = step
         self._count_modules()
+        self.look.first_node = next_node_number()
         self.tracker.__enter__()
         self.is_open = True
         self.look.cost_s += time.perf_counter() - started
