@@ -322,7 +322,13 @@ class Workbench:
         right = widgets.VBox((self._estimate_view.box,))
         columns = widgets.Box((classed(left, "wb-column"), classed(right, "wb-column", "wb-column-estimate")))
         first = classed(widgets.VBox((classed(columns, "wb-columns"), self._train.box)), "wb-page")
-        self._tabs = Tabs(self._model, first, self._run_root or DEFAULT_ROOT, show_run=self._train.attach)
+        self._tabs = Tabs(
+            self._model,
+            first,
+            self._run_root or DEFAULT_ROOT,
+            show_run=self._train.attach,
+            find_shape=self._preview.shape_for,
+        )
         return classed(widgets.VBox((style_sheet(), self._header.box, self._tabs.widget)), "wb-panel")
 
     def _connect(self) -> None:
