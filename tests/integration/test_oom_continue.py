@@ -11,7 +11,9 @@ import torch
 from benchmarks.oom_rounds import KINDS, play_round
 from workbench import Recipe, Workbench
 from workbench.errors import RecipeError, RunError
+from workbench.hardware import read_device
 from workbench.pipeline import start_session, try_worst_batch
+from workbench.recipe import find_problems
 
 FULL = {
     "model.name_or_path": "tiny-llama",
@@ -64,6 +66,8 @@ def test_the_finding_says_where_and_what_fits(tmp_path: Path) -> None:
         changed = recipe.with_changes(fix.changes)
         assert changed.training.effective_batch_size == recipe.training.effective_batch_size
         assert not any(path.startswith("evaluation.") for path in fix.changes)
+        # The card is played by this machine, which must be able to run what is offered.
+        assert not find_problems(changed, read_device("cpu").facts(for_estimate=False))
     written = [json.loads(line) for line in (tmp_path / "run" / "findings.jsonl").read_text().splitlines()]
     assert [line["data"]["cause"] for line in written] == [finding.cause]
     with pytest.raises(RecipeError, match="samples per optimizer step"):

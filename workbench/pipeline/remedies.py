@@ -15,7 +15,7 @@ from ..events import Cancel
 from ..hardware import Device
 from ..plan.plan import PlanOption
 from ..plan.search import find_settings
-from ..recipe import Recipe
+from ..recipe import Recipe, find_problems
 from ..units import format_bytes, format_seconds
 
 # Settings that are looked through for one failure, and remedies that are shown.
@@ -24,10 +24,17 @@ MAX_FIXES = 5
 # Where the prediction said that the settings fit, its word for others is taken with this much less memory.
 DISTRUST = 0.97
 _EVALUATION = "evaluation.per_device_eval_batch_size"
+_STORAGE = "training.activation_storage"
 
 
 def find_remedies(
-    recipe: Recipe, device: Device, shape: BatchShape | None, seen: OomEvidence, *, cancel: Cancel | None = None
+    recipe: Recipe,
+    device: Device,
+    shape: BatchShape | None,
+    seen: OomEvidence,
+    *,
+    here: Device | None = None,
+    cancel: Cancel | None = None,
 ) -> tuple[list[Fix], Estimate | None]:
     """Return settings that fit, the cheapest first, and the estimate of the settings that did not.
 
@@ -38,8 +45,11 @@ def find_remedies(
         device: The device that was full.
         shape: Batches of the run's data; None assumes full samples.
         seen: What was found at the failure: its phase, and what the prediction missed.
+        here: The device that the run really is on, where it only pretends to be on ``device``: what it cannot do is
+            not offered.
         cancel: Looked at in every estimate.
     """
+    left_alone = () if here is None or _can_run(recipe, {_STORAGE: "offload"}, here) else (_STORAGE,)
     shape = shape or full_shape(recipe)
     try:
         now = estimate_run(recipe, device, shape=shape, cancel=cancel)
@@ -50,16 +60,23 @@ def find_remedies(
         return _for_evaluation(recipe, smaller, shape, now, cancel), now
     try:
         front = find_settings(
-            recipe, smaller, shape=shape, pinned=(_EVALUATION,), freedom="numerics", budget=BUDGET, cancel=cancel
+            recipe,
+            smaller,
+            shape=shape,
+            pinned=(_EVALUATION, *left_alone),
+            freedom="numerics",
+            budget=BUDGET,
+            cancel=cancel,
         )
         options = [option for option in front.options if option.changes]
         if not options:
             front = find_settings(
-                recipe, smaller, shape=shape, pinned=(), freedom="method", budget=BUDGET, cancel=cancel
+                recipe, smaller, shape=shape, pinned=left_alone, freedom="method", budget=BUDGET, cancel=cancel
             )  # fmt: skip
             options = [option for option in front.options if option.changes]
     except (RecipeError, EstimateError, ModelError):
         return [], now
+    options = [option for option in options if here is None or _can_run(recipe, option.changes, here)]
     # What surely fits first, then what alters nothing else, then by the time of a step.
     ranked = sorted(options, key=lambda option: (option.verdict != "fits", len(option.alters), option.step_s))
     fixes = [
@@ -67,6 +84,14 @@ def find_remedies(
         for option in ranked[:MAX_FIXES]
     ]
     return fixes, now
+
+
+def _can_run(recipe: Recipe, changes: Mapping[str, Any], here: Device) -> bool:
+    """Whether a device takes these settings for a run."""
+    try:
+        return not find_problems(recipe.with_changes(changes), here.facts(for_estimate=False))
+    except RecipeError:
+        return False
 
 
 def trusted_capacity(device: Device, now: Estimate, seen: OomEvidence) -> int:

@@ -180,7 +180,9 @@ class WatchedSession(Session):
 
         self._tell(Progress("diagnose", message="Looking for settings that fit"))
         try:
-            seen.fixes, now = find_remedies(self.recipe, self._target, self._shape, seen, cancel=self._cancel)
+            seen.fixes, now = find_remedies(
+                self.recipe, self._target, self._shape, seen, here=self._here, cancel=self._cancel
+            )
         except Cancelled:
             now = None
         if now is not None:
