@@ -1,4 +1,4 @@
-"""watch() on plain loops: each fault of the clinic that can be switched on is named, healthy loops are not, crashes leave complete findings."""
+"""A loop of your own, watched: faults that are switched on are named, healthy loops are not, crashes leave findings."""
 
 import contextlib
 import gc

@@ -25,7 +25,10 @@ CASES = {
     "all weights": ({"adapter__method": "none"}, 3),
     "bottlenecks": ({"adapter__method": "bottleneck", "adapter__modules_to_save": ("lm_head",)}, 3),
     "pruned before": ({"adapter__method": "none", "pruning__method": "l1_global", "training__weight_decay": 0.1}, 3),
-    "pruned after the checkpoint": ({"adapter__method": "none", "pruning__method": "structured", "pruning__step": 3}, 3),
+    "pruned after the checkpoint": (
+        {"adapter__method": "none", "pruning__method": "structured", "pruning__step": 3},
+        3,
+    ),
     "pruned base": ({"pruning__method": "l1_global", "pruning__step": 2}, 3),
     "4-bit base": ({"quantization__load_in_4bit": True}, 3),
     "dora and a whole head": ({"adapter__use_dora": True, "adapter__modules_to_save": ("lm_head",)}, 3),
