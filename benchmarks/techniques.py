@@ -1,6 +1,7 @@
 """What each technique changes on a reference run, and what the plan the workbench proposes gains over a plain one.
 
-``python -m benchmarks.techniques [--json] [--only TEXT] [--part all|rows|plan] [--markdown docs/techniques.md]``
+``python -m benchmarks.techniques [--json] [--only TEXT] [--part all|rows|plan] [--store]``; ``--page`` prints
+``docs/techniques.md`` from what ``--store`` kept.
 
 Every run is a real one of ``smollm2-135m-instruct`` on ``python-docs`` on one thread of this CPU, on an emulated T4:
 memory is the peak of its simulated allocator, seconds are the process's own (another program does not lengthen them),
@@ -22,7 +23,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,13 @@ REFERENCE: dict[str, Any] = {
     "model.dtype": "float32",
     "data.max_length": 64,
     "data.max_rows": 60,
-    "training.per_device_train_batch_size": 4,
+    "training.per_device_train_batch_size": 2,
     "training.gradient_accumulation_steps": 1,
     "training.learning_rate": 1e-3,
     "training.max_steps": 5,
     "training.mixed_precision": "no",
     "training.save_steps": 0,
-    "evaluation.max_rows": 8,
+    "evaluation.max_rows": 6,
     "evaluation.eval_steps": 0,
     "hardware.device": "cpu",
     "hardware.emulate": "Tesla T4",
@@ -61,6 +62,7 @@ BASE_NAMES = {
     "padded": "LoRA, padded to max_length",
     "classifier": "LoRA, classifier",
 }
+STORED = Path(__file__).parent / "data" / "techniques.json"
 # The plan's part.
 PLAN_LENGTH, PLAN_BATCH, PLAN_STEPS = 256, 8, 5
 MEMORY_SHARE = 0.6
@@ -152,8 +154,8 @@ def write_data(folder: Path) -> None:
             file.write(json.dumps({"text": text, "label": "long" if len(text) > 400 else "short"}) + "\n")
 
 
-def measure_rows(folder: Path, only: str = "") -> list[dict[str, Any]]:
-    """Run each technique beside its base; returns one dict a row."""
+def measure_rows(folder: Path, only: str = "", keep: Callable[[dict[str, Any]], None] | None = None) -> list[Any]:
+    """Run each technique beside its base; returns one dict a row, and hands each to ``keep`` at once."""
     bases: dict[str, Figures] = {}
     rows = []
     for technique in TECHNIQUES:
@@ -165,6 +167,8 @@ def measure_rows(folder: Path, only: str = "") -> list[dict[str, Any]]:
             bases[key] = run(changes, folder)
         figures = run({**changes, **technique.changes}, folder)
         rows.append({**_row(technique), "base_figures": asdict(bases[key]), "figures": asdict(figures)})
+        if keep is not None:
+            keep(rows[-1])
         print(f"{technique.group}: {technique.name}: {_effects(rows[-1])}", file=sys.stderr)
     return rows
 
@@ -256,11 +260,18 @@ def render_plan(plan: Mapping[str, Any]) -> str:
 
 
 def render_page(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> str:
-    """Return ``docs/techniques.md``."""
+    """Return ``docs/techniques.md``.
+
+    Args:
+        rows: From ``measure_rows``, in any order.
+        plan: From ``measure_plan``.
+    """
+    known = {(row["group"], row["name"]): row for row in rows}
+    rows = [known[key] for item in TECHNIQUES if (key := (item.group, item.name)) in known]
     lines = [
         "# Techniques",
         "",
-        "Printed by `python -m benchmarks.techniques --markdown docs/techniques.md`; not edited by hand.",
+        "Printed by `python -m benchmarks.techniques --page` from what `--store` measured; not edited by hand.",
         *(line.strip() for line in (__doc__ or "").split("\n\n")[2].splitlines()),
         "",
     ]
@@ -281,6 +292,21 @@ def render_page(rows: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> s
     return "\n".join(lines) + "\n"
 
 
+def read_stored() -> dict[str, Any]:
+    """Return what ``--store`` kept: ``rows`` and ``plan``."""
+    return json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {"rows": [], "plan": {}}
+
+
+def _keep_row(row: Mapping[str, Any]) -> None:
+    stored = read_stored()
+    others = [one for one in stored["rows"] if (one["group"], one["name"]) != (row["group"], row["name"])]
+    _write_stored({**stored, "rows": [*others, row]})
+
+
+def _write_stored(stored: Mapping[str, Any]) -> None:
+    STORED.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -297,8 +323,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="part of a technique's group or name")
     parser.add_argument("--part", choices=("all", "rows", "plan"), default="all")
-    parser.add_argument("--markdown", type=Path, help="also write the page here (needs both parts)")
+    parser.add_argument("--store", action="store_true", help="keep the figures for the page")
+    parser.add_argument("--page", action="store_true", help="print the page from the kept figures")
     options = parser.parse_args(argv)
+    if options.page:
+        stored = read_stored()
+        print(render_page(stored["rows"], stored["plan"]), end="")
+        return 0
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     plan: dict[str, Any] = {}
@@ -306,11 +337,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(name)
         write_data(folder)
         if options.part != "plan":
-            rows = measure_rows(folder, options.only)
+            rows = measure_rows(folder, options.only, _keep_row if options.store else None)
         if options.part != "rows":
             plan = measure_plan(folder)
-    if options.markdown and rows and plan:
-        options.markdown.write_text(render_page(rows, plan), encoding="utf-8")
+    if options.store and plan:
+        _write_stored({**read_stored(), "plan": plan})
     if options.json:
         print(json.dumps({"rows": rows, "plan": plan}, indent=1))
     else:
