@@ -1,6 +1,6 @@
 """What each technique changes on a reference run, and what the plan the workbench proposes gains over a plain one.
 
-``python -m benchmarks.techniques [--json] [--only TEXT] [--part all|rows|plan] [--store]``; ``--page`` prints
+``python -m benchmarks.techniques [--json] [--only TEXT] [--part all|rows|plan] [--store [--missing]]``; ``--page`` prints
 ``docs/techniques.md`` from what ``--store`` kept.
 
 Every run is a real one of ``smollm2-135m-instruct`` on ``python-docs`` on one thread of this CPU, on an emulated T4:
@@ -154,12 +154,27 @@ def write_data(folder: Path) -> None:
             file.write(json.dumps({"text": text, "label": "long" if len(text) > 400 else "short"}) + "\n")
 
 
-def measure_rows(folder: Path, only: str = "", keep: Callable[[dict[str, Any]], None] | None = None) -> list[Any]:
-    """Run each technique beside its base; returns one dict a row, and hands each to ``keep`` at once."""
+def measure_rows(
+    folder: Path, only: str = "", keep: Callable[[dict[str, Any]], None] | None = None, *, missing: bool = False
+) -> list[Any]:
+    """Run each technique beside its base.
+
+    Args:
+        folder: For files and run folders.
+        only: Part of the group or name of those that are run.
+        keep: Is handed each row at once.
+        missing: Leave those out that ``--store`` has kept.
+
+    Returns:
+        One dict a row.
+    """
     bases: dict[str, Figures] = {}
     rows = []
+    known = {(row["group"], row["name"]) for row in read_stored()["rows"]} if missing else set()
     for technique in TECHNIQUES:
         if only.lower() not in f"{technique.group} {technique.name}".lower():
+            continue
+        if (technique.group, technique.name) in known:
             continue
         changes = {**BASES[technique.base], **technique.also}
         key = f"{technique.base} {technique.also}"
@@ -324,6 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="part of a technique's group or name")
     parser.add_argument("--part", choices=("all", "rows", "plan"), default="all")
     parser.add_argument("--store", action="store_true", help="keep the figures for the page")
+    parser.add_argument("--missing", action="store_true", help="run only techniques that have no figures yet")
     parser.add_argument("--page", action="store_true", help="print the page from the kept figures")
     options = parser.parse_args(argv)
     if options.page:
@@ -337,7 +353,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(name)
         write_data(folder)
         if options.part != "plan":
-            rows = measure_rows(folder, options.only, _keep_row if options.store else None)
+            keep = _keep_row if options.store else None
+            rows = measure_rows(folder, options.only, keep, missing=options.missing)
         if options.part != "rows":
             plan = measure_plan(folder)
     if options.store and plan:
