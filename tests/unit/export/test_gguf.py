@@ -64,6 +64,19 @@ def test_each_architecture_reads_back_as_it_was(name: str, tokenizer: Any, tmp_p
     assert difference(model, tmp_path / "merged", "gguf-q8_0", tmp_path / "q8") < 0.03
 
 
+def test_the_scaling_of_llama_3_1_is_stored_as_factors(tokenizer: Any, tmp_path: Path) -> None:
+    import gguf
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    model = save_model("llama 3.1", tokenizer, tmp_path)
+    write_gguf(tmp_path, tmp_path, "gguf-q8_0", "x")
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / FILE_NAME).tensors}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, torch.device("cpu"))
+    plain = 10000.0 ** -(torch.arange(0, 16, 2) / 16)
+    assert torch.allclose(plain / torch.from_numpy(tensors["rope_freqs.weight"].copy()), scaled, rtol=1e-5)
+    assert float((plain / scaled).max()) == pytest.approx(8.0)  # something is scaled
+
+
 def test_fewer_bits_are_smaller_and_lose_more(tokenizer: Any, tmp_path: Path) -> None:
     import gguf
 
