@@ -48,3 +48,22 @@ def test_the_zero_row_of_the_padding_token_is_no_fault_and_another_is() -> None:
     with torch.no_grad():
         model.embed.weight[4] = 0
     assert causes(model=model, batch=batch) == ["model.embedding_row"]
+
+
+def test_padding_that_is_learned_is_named_unless_the_labels_are_another_sequence() -> None:
+    ids = torch.tensor([[3, 4, 0, 0], [5, 6, 7, 8]])
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids.clone()}
+    (finding,) = audit(Subject(batch=batch))
+    assert finding.cause == "data.wrong_ignore_index" and "25 % of the supervised labels are padding" in finding.summary
+    model = Local()
+    model.config.is_encoder_decoder = True
+    assert causes(batch=batch, model=model) == []
+    assert causes(batch=batch | {"labels": torch.where(ids == 0, -100, ids)}) == []
+
+
+def test_an_adapter_that_stands_still_while_other_weights_train_is_named() -> None:
+    model = nn.ModuleDict({"lora_A": nn.Linear(2, 2), "lora_B": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+    model["lora_A"].requires_grad_(False)
+    assert "model.adapter_frozen" not in causes(model=model)
+    model["lora_B"].requires_grad_(False)
+    assert causes(model=model) == ["model.adapter_frozen"]

@@ -203,6 +203,15 @@ def ids_in_range(subject: Subject) -> Finding | None:
     )
 
 
+def _hidden_from(subject: Subject, labels: Tensor) -> Tensor:
+    """Return where the attention mask hides a label's own token; nowhere for labels of another sequence."""
+    mask = subject.collated.get("attention_mask")
+    is_other = bool(getattr(getattr(subject.model, "config", None), "is_encoder_decoder", False))
+    if is_other or not isinstance(mask, Tensor) or mask.shape != labels.shape:
+        return torch.zeros_like(labels, dtype=torch.bool)
+    return mask == 0
+
+
 @register
 def ignore_index(subject: Subject) -> Finding | None:
     """What is learned must be the row's own tokens."""
@@ -211,8 +220,16 @@ def ignore_index(subject: Subject) -> Finding | None:
         return None
     ids, labels = pair
     learned = labels != IGNORE
-    wrong = learned & (labels != ids)
     total = int(learned.sum())
+    padding = int((learned & _hidden_from(subject, labels)).sum())
+    if padding:
+        return make_finding(
+            "data.wrong_ignore_index",
+            f"{100 * padding / total:.0f} % of the supervised labels are padding: what the attention mask hides is "
+            f"learned, since its labels are not {IGNORE}.",
+            evidence={"num_labels": padding},
+        )
+    wrong = learned & (labels != ids)
     if not total or int(wrong.sum()) < 0.05 * total:
         return None
     token, count = Counter(labels[wrong].tolist()).most_common(1)[0]

@@ -28,10 +28,20 @@ def _trainable(model: nn.Module) -> list[str]:
 
 @register
 def something_trains(subject: Subject) -> Finding | None:
-    """Some parameter must require a gradient."""
-    if subject.model is None or _trainable(subject.model) or subject.saved_folder is not None:
+    """Some parameter must require a gradient, and of an adapter's at least one."""
+    if subject.model is None or subject.saved_folder is not None:
         return None
     adapters = [name for name, _ in subject.model.named_parameters() if "lora_" in name]
+    if others := _trainable(subject.model):
+        if not adapters or any(_is_adapter(name) for name in others):
+            return None
+        return make_finding(
+            "model.adapter_frozen",
+            f"None of the adapter's {len(adapters)} tensors trains, while {len(others)} others do, first {others[0]}: "
+            "the saved adapter will be the one of the start.",
+            where={"parameter": others[0]},
+            evidence={"num_adapter_tensors": len(adapters)},
+        )
     if adapters:
         return make_finding(
             "model.adapter_frozen",
