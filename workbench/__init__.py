@@ -38,6 +38,7 @@ _HOMES = {
     "target_device": "hardware",
     "try_worst_batch": "pipeline",
     "watch": "pipeline.watching",
+    "write_bug_report": "pipeline.bug_report",
 }
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "target_device",
     "try_worst_batch",
     "watch",
+    "write_bug_report",
 ]
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from .hardware import Device, find_device, target_device
     from .panel import LoopPanel, Workbench
     from .pipeline import check, clinic, release, start_session, try_worst_batch, watch
+    from .pipeline.bug_report import write_bug_report
     from .pipeline.comparing import compare_recipes
     from .pipeline.lightning_watch import lightning_callback
     from .plan import plan_run

@@ -31,6 +31,7 @@ PUBLIC = {
     "target_device",
     "try_worst_batch",
     "watch",
+    "write_bug_report",
 }
 
 
