@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import expect
 
 from .lab import Lab, Notebook
-from .test_workbench import PANEL, panel_cell, write_rows
+from .test_workbench import PANEL, panel_cell, press, write_rows
 
 SHORT = {
     "model.name_or_path": "tiny-llama",
@@ -41,3 +41,24 @@ def test_runs_are_compared_renamed_and_deleted(
     for row in rows.all():
         row.get_by_role("checkbox").check()
     shoot(page, "30-runs", PANEL)
+
+    open_tab(page, "Compare")
+    compared = page.locator(".wb-compared")
+    expect(compared.get_by_role("table", name="Settings that differ")).to_contain_text("adapter.r")
+    expect(compared.get_by_role("row", name="training.learning_rate")).to_contain_text("0.003")
+    assert compared.get_by_role("row").filter(has_text="data.").count() == 0, "what is the same is not shown"
+    expect(compared.get_by_role("img", name="Loss:")).to_be_visible()
+    press(page, "Estimate the variants")
+    expect(page.locator(".wb-variants")).to_contain_text("adapter.r=", timeout=60_000)
+    shoot(page, "31-compare", PANEL)
+
+    open_tab(page, "Export")
+    press(page, "Export")
+    expect(page.locator(".wb-export-result [role=status]")).to_contain_text("exports/adapter", timeout=60_000)
+    shoot(page, "32-export", PANEL)
+    open_tab(page, "Chat")
+    press(page, "Load both models")
+    expect(page.locator(".wb-card-chat [role=status]")).to_contain_text("in memory", timeout=60_000)
+    page.get_by_label("Prompt", exact=True).fill("<img src=x onerror='window.hacked=1'>")
+    press(page, "Ask both")
+    shoot(page, "33-chat", PANEL)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import Cancelled, RecipeError, WorkbenchError
-from . import calibrate, check, clinic, compare, estimate, export, lab, launch, models, plan, runs, train
+from . import calibrate, chat, check, clinic, compare, doctor, estimate, export, lab, launch, models, plan, runs, train
 
-VERBS = (lab, calibrate, estimate, plan, compare, check, clinic, train, launch, export, runs, models)
+VERBS = (lab, calibrate, estimate, plan, compare, check, clinic, train, launch, export, chat, runs, models, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -54,8 +54,16 @@ class Background:
     priority (a higher number) is cancelled when a more important one comes; whoever wants it asks again.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, builds_models: bool = True) -> None:
+        """Make an idle one.
+
+        Args:
+            name: Of its thread.
+            builds_models: Whether its jobs need transformers, which is then imported before the first: seconds that
+                a look at some files need not wait for.
+        """
         self._name = name
+        self._builds_models = builds_models
         self._condition = threading.Condition()
         self._waiting: dict[str, _Job] = {}
         self._running: _Job | None = None
@@ -163,11 +171,12 @@ class Background:
                 job.on_progress(step)
 
         try:
-            # Whole first: while another thread is still importing it, ``from transformers import X`` looks into the
-            # module object that is about to be replaced by a lazy one, and fails.
-            import transformers  # noqa: F401
+            if self._builds_models:
+                # Whole first: while another thread is still importing it, ``from transformers import X`` looks into
+                # the module object that is about to be replaced by a lazy one, and fails.
+                import transformers  # noqa: F401
 
-            _import_quantizer()
+                _import_quantizer()
             return Outcome(value=job.work(progress, job.cancel))
         except Cancelled:
             return Outcome(was_cancelled=True)

@@ -47,6 +47,7 @@ class CompareView:
         self,
         panel: PanelModel,
         background: Background,
+        files: Background,
         *,
         chosen: Callable[[], Sequence[RunRow]],
         find_shape: Callable[[Recipe], BatchShape | None],
@@ -55,11 +56,13 @@ class CompareView:
 
         Args:
             panel: The settings that variants are made of.
-            background: Reads and estimates.
+            background: Estimates.
+            files: Reads the runs' folders.
             chosen: The chosen runs.
             find_shape: Batches of the chosen data, or None.
         """
-        self._panel, self._background, self._chosen, self._find_shape = panel, background, chosen, find_shape
+        self._panel, self._chosen, self._find_shape = panel, chosen, find_shape
+        self._background, self._files = background, files
         self._say = say = panel.say
         self._runs = classed(widgets.HTML(), "wb-compared")
         self._error = ErrorBox()
@@ -107,7 +110,7 @@ class CompareView:
             words = self._say("Choose at most {count} runs.", count=MAX_COMPARED)
         else:
             folders = [row.summary.path for row in rows]
-            self._background.submit(RUNS, lambda progress, cancel: compare_runs(folders), self._done)
+            self._files.submit(RUNS, lambda progress, cancel: compare_runs(folders), self._done)
             return
         self._runs.value = f'<div class="wb-empty">{escape(words)}</div>'
 

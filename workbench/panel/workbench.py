@@ -162,6 +162,7 @@ class Workbench:
         problems = self._model.problems()
         if problems:
             raise RecipeError(problems)
+        self._tabs.make_room()
         from ..pipeline import start_session
 
         self._estimates.drop("effects")
@@ -182,6 +183,7 @@ class Workbench:
             RunError: There is no run to go on with, or another one is live.
         """
         require_no_live_session()
+        self._tabs.make_room()
         ended = self._require_session()
         if not hasattr(ended, "continue_with"):
             raise RunError("This run ended in another kernel. Continue it with start_session(recipe, resume_from=...).")
