@@ -11,13 +11,14 @@ import ipywidgets as widgets
 from ..errors import DeviceError, Problem, RecipeError
 from ..estimate.estimate import BatchShape, Estimate
 from ..events import Cancel, Progress, ProgressCallback
-from ..hardware import target_device
+from ..hardware import Device, target_device
 from ..recipe import Recipe, field_info
 from ..report.html import render_effects, render_estimate, render_option
 from .background import Background, Outcome
 from .comms import answer_beside_cells
 from .explain_view import ExplainView
 from .fields import FieldView, classed, set_hidden
+from .measure_view import MeasureView
 from .pieces import ErrorBox, ProgressLine, button, card
 from .plan_view import PlanView
 from .view_model import Change, PanelModel, format_field
@@ -59,6 +60,8 @@ class EstimateView:
         self._again = button("Estimate again", self.request, "wb-hidden", "wb-estimate-again")
         self._explain = ExplainView(model, background, use_plotly=use_plotly, find_shape=find_shape)
         self._plan = PlanView(model, background, find_shape=find_shape)
+        self._measure = MeasureView(background, model.say, estimate_again=self.request)
+        self._device: Device | None = None
         self._has_effects = False
         self._plan.finished_listeners += [self._explain.request, self._resume_effects]
         self._explain.finished_listeners.append(self._resume_effects)
@@ -70,6 +73,7 @@ class EstimateView:
                 self._error.box,
                 self._again,
                 self._picture,
+                self._measure.box,
                 self._progress.box,
                 self._options,
                 self._plan.box,
@@ -119,6 +123,7 @@ class EstimateView:
             fix = None if recipe.hardware.emulate else "auto"
             self._model.set_target(None, Problem(field, str(error), ((field, fix),)))
             raise
+        self._device = device
         self._model.set_target(device.facts(for_estimate=device.is_emulated))
         return estimate_run(recipe, device, shape=self._find_shape(recipe), progress=progress, cancel=cancel)
 
@@ -141,6 +146,7 @@ class EstimateView:
         self._error.clear()
         self.estimate = outcome.value
         self._picture.value = render_estimate(outcome.value)
+        self._measure.show(self._device)
         self._explain.request()
         for listener in self.listeners:
             listener(outcome.value)
@@ -149,6 +155,7 @@ class EstimateView:
 
     def _fail(self, error: BaseException) -> None:
         self.estimate = None
+        self._measure.show(None)
         self._picture.value = '<div class="wb-estimate wb-empty">No estimate for these settings.</div>'
         self._explain.stop()
         what = "These settings cannot run" if isinstance(error, RecipeError) else "The estimate failed"
