@@ -107,7 +107,7 @@ class Event:
 
     Attributes:
         kind: ``"state"``, ``"step"``, ``"progress"``, ``"evaluation"``, ``"checkpoint"``, ``"finding"``,
-            ``"edit"``, ``"log"``, ``"spike"``, ``"pruning"``, ``"batch"``, ``"error"``.
+            ``"edit"``, ``"log"``, ``"spike"``, ``"pruning"``, ``"batch"``, ``"samples"``, ``"error"``.
         data: Plain JSON values. ``step`` events carry the columns of METRIC_COLUMNS.
         time_s: Wall-clock seconds since the epoch.
     """

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..errors import ModelError
-from ..events import Cancel
 from .quiet import no_progress_bars
 
 if TYPE_CHECKING:
@@ -17,6 +16,14 @@ if TYPE_CHECKING:
 
 # Stands at the end of a text whose last character has not all of its bytes yet.
 _HALF = "\ufffd"
+
+
+class Stopper(Protocol):
+    """What ends an answer early: a ``Cancel``, or whatever else can be set."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether to end at the next token."""
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> str:
@@ -27,11 +34,11 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping
 def generate_text(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
+    prompt: str | Sequence[int],
     *,
     max_new_tokens: int = 256,
     on_text: Callable[[str], Any] | None = None,
-    cancel: Cancel | None = None,
+    cancel: Stopper | None = None,
 ) -> str:
     """Return what the model writes after ``prompt``: always the likeliest token, so that two models can be compared.
 
@@ -40,7 +47,7 @@ def generate_text(
     Args:
         model: A causal language model in evaluation mode.
         tokenizer: Its tokenizer.
-        prompt: As ``render_prompt`` returns it; special tokens are in it.
+        prompt: As ``render_prompt`` returns it, special tokens in it; or as tokens.
         max_new_tokens: Tokens after which it stops anyway.
         on_text: Told the whole text so far after every token.
         cancel: Ends the answer at the next token; what is there is returned.
@@ -48,8 +55,8 @@ def generate_text(
     Raises:
         ModelError: The prompt leaves no room for an answer.
     """
-    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    ids = inputs["input_ids"].to(next(model.parameters()).device)
+    given = tokenizer(prompt, add_special_tokens=False)["input_ids"] if isinstance(prompt, str) else list(prompt)
+    ids = torch.tensor([given], dtype=torch.long, device=next(model.parameters()).device)
     room = _context(model) - ids.shape[1]
     if room < 1:
         raise ModelError(
@@ -112,7 +119,7 @@ class _Streamer:
         """Nothing is left to do."""
 
 
-def _stopper(cancel: Cancel) -> Callable[..., torch.Tensor]:
+def _stopper(cancel: Stopper) -> Callable[..., torch.Tensor]:
     def is_over(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.full((input_ids.shape[0],), cancel.is_set, dtype=torch.bool, device=input_ids.device)
 

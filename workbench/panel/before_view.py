@@ -29,22 +29,23 @@ class BeforeView:
         Args:
             model: Gives the settings, and takes those of a remedy.
         """
-        self._model = model
+        self._model, self._say = model, model.say
+        say = self._say
         self._background = Background("workbench-before")
         self._running = ""
         self._check_button = button(
-            "Check the settings",
+            say("Check the settings"),
             self.check,
             "wb-check",
-            tooltip="Look for silent faults: data, labels, adapter, saving",
+            tooltip=say("Look for silent faults: data, labels, adapter, saving"),
         )
         self._dry_button = button(
-            "Try the longest batch",
+            say("Try the longest batch"),
             self.try_worst_batch,
             "wb-dry",
-            tooltip="Two steps with the longest batch, an evaluation and a save: does all of it have room?",
+            tooltip=say("Two steps with the longest batch, an evaluation and a save: does all of it have room?"),
         )
-        self._line = ProgressLine(self._cancel)
+        self._line = ProgressLine(self._cancel, say)
         self._found = classed(widgets.HTML(), "wb-before-found")
         self._remedies = RemedyView(self._apply)
         self._error = ErrorBox()
@@ -80,7 +81,7 @@ class BeforeView:
             self._found.value = render_findings_list(
                 [finding.to_dict() for finding in found], "Checked: no fault found in data, labels, adapter or saving."
             )
-            self._remedies.show([fix for finding in found for fix in finding.fixes], "Apply")
+            self._remedies.show([fix for finding in found for fix in finding.fixes], self._say("Apply"))
 
         self._run(CHECK, work, show)
 
@@ -98,7 +99,7 @@ class BeforeView:
                 self._found.value = render_findings_list((), report.text)
                 return
             self._found.value = render_finding(report.finding.to_dict())
-            self._remedies.show(report.finding.fixes, "Apply")
+            self._remedies.show(report.finding.fixes, self._say("Apply"))
 
         self._run(DRY_STEP, work, show)
 

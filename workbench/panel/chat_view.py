@@ -14,7 +14,7 @@ from ..events import Cancel, Progress, ProgressCallback
 from ..pipeline.run_rows import RunRow
 from .background import Background, Outcome
 from .fields import classed, with_tooltip
-from .pieces import ErrorBox, ProgressLine, button, card
+from .pieces import ErrorBox, ProgressLine, button, card, field_box
 from .texts import Say
 
 LOAD, ASK = "load", "ask"
@@ -65,7 +65,7 @@ class ChatView:
         self._sides = {side: widgets.HTML() for side in ("base", "tuned")}
         sides = classed(widgets.Box(tuple(self._sides.values())), "wb-sides")
         top = classed(
-            widgets.HBox((classed(self._run, "wb-field"), self._load_button, self._release_button)),
+            widgets.HBox((field_box(self._run), self._load_button, self._release_button)),
             "wb-bar-row", "wb-chat-top",
         )  # fmt: skip
         buttons = classed(widgets.HBox((self._ask_button, self._stop_button)), "wb-bar-row")

@@ -16,7 +16,7 @@ from ..report.comparison import comparison_table
 from ..report.runs_html import LETTERS, prediction_rows, render_curves, render_grid, render_run_names, setting_rows
 from .background import Background, Outcome
 from .fields import classed, with_tooltip
-from .pieces import ErrorBox, ProgressLine, button, card
+from .pieces import ErrorBox, ProgressLine, button, card, field_box
 from .view_model import PanelModel, format_field
 
 RUNS, VARIANTS = "compare", "variants"
@@ -83,7 +83,7 @@ class CompareView:
         self._line = ProgressLine(lambda: background.cancel(VARIANTS), say)
         self._variant_error = ErrorBox()
         self._variants = classed(widgets.HTML(), "wb-variants")
-        fields = classed(widgets.VBox((classed(self._field, "wb-field"), classed(self._values, "wb-field"))),
+        fields = classed(widgets.VBox((field_box(self._field), field_box(self._values))),
                          "wb-fields", "wb-variant-fields")  # fmt: skip
         buttons = (
             button(say("Estimate the variants"), self.estimate_values, "wb-primary", "wb-estimate-variants"),

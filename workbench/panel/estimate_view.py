@@ -19,7 +19,7 @@ from .comms import answer_beside_cells
 from .explain_view import ExplainView
 from .fields import FieldView, classed, set_hidden
 from .measure_view import MeasureView
-from .pieces import ErrorBox, ProgressLine, button, card
+from .pieces import ErrorBox, ProgressLine, button, card, subtitle
 from .plan_view import PlanView
 from .view_model import Change, PanelModel, format_field
 
@@ -55,9 +55,9 @@ class EstimateView:
         self._find_shape = find_shape
         self._picture = widgets.HTML(EMPTY)
         self._options = classed(widgets.VBox(), "wb-options")
-        self._progress = ProgressLine(lambda: background.cancel("estimate"))
+        self._progress = ProgressLine(lambda: background.cancel("estimate"), model.say)
         self._error = ErrorBox()
-        self._again = button("Estimate again", self.request, "wb-hidden", "wb-estimate-again")
+        self._again = button(model.say("Estimate again"), self.request, "wb-hidden", "wb-estimate-again")
         self._explain = ExplainView(model, background, use_plotly=use_plotly, find_shape=find_shape)
         self._plan = PlanView(model, background, find_shape=find_shape)
         self._measure = MeasureView(background, model.say, estimate_again=self.request)
@@ -67,8 +67,8 @@ class EstimateView:
         self._explain.finished_listeners.append(self._resume_effects)
         self.box = card(
             3,
-            "Estimate",
-            "Traced from the real model code; follows every change.",
+            model.say("Estimate"),
+            model.say("Traced from the real model code; follows every change."),
             (
                 self._error.box,
                 self._again,
@@ -158,7 +158,8 @@ class EstimateView:
         self._measure.show(None)
         self._picture.value = '<div class="wb-estimate wb-empty">No estimate for these settings.</div>'
         self._explain.stop()
-        what = "These settings cannot run" if isinstance(error, RecipeError) else "The estimate failed"
+        say = self._model.say
+        what = say("These settings cannot run") if isinstance(error, RecipeError) else say("The estimate failed")
         self._error.show(error, what)
         for view in self._fields.values():
             view.set_effect("")
@@ -208,10 +209,12 @@ class EstimateView:
         for option in list(options)[:MAX_OPTIONS]:
             words = ", ".join(f"{field_info(path).label}: {effect_word(path, v)}" for path, v in option.changes.items())
             text = widgets.HTML(render_option(words, option))
-            apply = button("Apply", lambda one=option: self._model.set_fields(one.changes, "fix"), "wb-apply")
+            apply = button(
+                self._model.say("Apply"), lambda one=option: self._model.set_fields(one.changes, "fix"), "wb-apply"
+            )
             apply.tooltip = f"Set {words}"
             rows.append(classed(widgets.HBox((text, apply)), "wb-option-row"))
-        title = [widgets.HTML('<div class="wb-sub">Ways to make it fit</div>')] if rows else []
+        title = [subtitle(self._model.say("Ways to make it fit"))] if rows else []
         self._options.children = (*title, *rows)
         answer_beside_cells(self._options)
 

@@ -52,15 +52,18 @@ class ExplainView:
         self._model = model
         self._background = background
         self._find_shape = find_shape
-        self._progress = ProgressLine(lambda: background.cancel("explain"))
+        self._progress = ProgressLine(lambda: background.cancel("explain"), model.say)
         self._error = ErrorBox()
         self._words = widgets.HTML()
         self._picture = PlotlyBox(use_plotly=use_plotly)
         self._instant = with_tooltip(
-            widgets.Dropdown, "Instant of the run", options=[("peak", -1)], description="Instant"
+            widgets.Dropdown, model.say("Instant of the run"), options=[("peak", -1)], description=model.say("Instant")
         )
         self._band = with_tooltip(
-            widgets.Dropdown, "What is listed", options=[("all categories", "")], description="Category"
+            widgets.Dropdown,
+            model.say("What is listed"),
+            options=[("all categories", "")],
+            description=model.say("Category"),
         )
         self._holders = classed(widgets.HTML(), "wb-holders-box")
         for control in (self._instant, self._band):
@@ -69,7 +72,7 @@ class ExplainView:
         row = classed(widgets.HBox((self._instant, self._band)), "wb-bar-row", "wb-pickers")
         children = (self._progress.box, self._error.box, self._words, self._picture.widget, row, self._holders, *bridge)
         self._body = classed(widgets.VBox(children), "wb-explain")
-        self._fold = Fold("Why this much memory", (self._body,), name="wb-why-open", on_open=self.request)
+        self._fold = Fold(model.say("Why this much memory"), (self._body,), name="wb-why-open", on_open=self.request)
         self.box = self._fold.box
 
     @property
@@ -82,7 +85,7 @@ class ExplainView:
         recipe = self._model.recipe
         if not self.is_open or (self.estimate is not None and self.estimate.recipe_digest == recipe.digest()):
             return
-        self._progress.show(Progress("explain", message="Reading the run"))
+        self._progress.show(Progress("explain", message=self._model.say("Reading the run")))
 
         def work(progress: ProgressCallback, cancel: Cancel) -> Estimate:
             from ..components.libraries import load_libraries

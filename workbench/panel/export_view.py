@@ -18,7 +18,7 @@ from ..train.run_folder import RECIPE
 from ..units import format_bytes
 from .background import Background, Outcome
 from .fields import classed, with_tooltip
-from .pieces import ErrorBox, ProgressLine, button, card
+from .pieces import ErrorBox, ProgressLine, button, card, field_box
 from .runs import require_no_live_session
 from .texts import Say
 
@@ -85,7 +85,7 @@ class ExportView:
         for control in (self._run, self._format):
             control.observe(lambda change: self._changed(), names="value")
         fields = classed(
-            widgets.VBox([classed(one, "wb-field") for one in (self._run, self._format, self._out)]),
+            widgets.VBox([field_box(one) for one in (self._run, self._format, self._out)]),
             "wb-fields", "wb-fields-wide",
         )  # fmt: skip
         self.box = card(

@@ -63,8 +63,8 @@ class FieldView:
     def __init__(self, info: FieldInfo, model: PanelModel, suggestions: Sequence[str] | None = None) -> None:
         self.info = info
         self._model = model
-        self.control = build_control(info, suggestions)
-        self._picker = _build_picker(info, suggestions, self.control) if suggestions is not None else None
+        self.control = build_control(info, suggestions, model.say(info.label))
+        self._picker = _build_picker(info, suggestions, self.control, model) if suggestions is not None else None
         self._effect = classed(widgets.HTML(), "wb-effect") if info.toggle else None
         self._is_stale = False
         self._problems: tuple[Problem, ...] = ()
@@ -130,9 +130,9 @@ class FieldView:
         self._model.set_field(self.info.path, value)
 
 
-def build_control(info: FieldInfo, suggestions: Sequence[str] | None = None) -> Any:
+def build_control(info: FieldInfo, suggestions: Sequence[str] | None = None, label: str = "") -> Any:
     """Return the control for a field: a check box, a list, a number box or a text box."""
-    common: dict[str, Any] = {"description": info.label}
+    common: dict[str, Any] = {"description": label or info.label}
     if info.type_name == "bool":
         return with_tooltip(widgets.Checkbox, info.doc, indent=False, **common)
     if info.type_name == "choice":
@@ -190,13 +190,13 @@ def build_fields(model: PanelModel, suggestions: Mapping[str, Sequence[str]] | N
     }
 
 
-def _build_picker(info: FieldInfo, names: Sequence[str], control: Any) -> Any:
+def _build_picker(info: FieldInfo, names: Sequence[str], control: Any, model: PanelModel) -> Any:
     """Return a small list beside a text box: browsers' own suggestions hide all that does not match what is typed."""
     picker = with_tooltip(
         widgets.Dropdown,
-        f"Choose from known names: {info.label}",
+        model.say("Choose from known names: {label}", label=model.say(info.label)),
         options=_picker_options(names),
-        description=f"Known: {info.label}",
+        description=model.say("Known: {label}", label=model.say(info.label)),
     )
 
     def picked(change: Any) -> None:

@@ -42,6 +42,11 @@ def subtitle(text: str) -> Any:
     return classed(widgets.HTML(f'<div class="wb-sub">{escape(text)}</div>'), "wb-sub-box")
 
 
+def field_box(control: Any, *classes: str) -> Any:
+    """Return a control under its label, as the settings show theirs."""
+    return classed(widgets.VBox((control,)), "wb-field", *classes)
+
+
 class Fold:
     """A button that shows and hides what is below it; its label says which."""
 

@@ -88,25 +88,25 @@ class PlanView:
         self._background = background
         self._find_shape = find_shape
         self._is_asking = False
-        self._progress = ProgressLine(lambda: background.cancel("plan"))
+        self._progress = ProgressLine(lambda: background.cancel("plan"), model.say)
         self._error = ErrorBox()
         self._head = widgets.HTML()
         self._rows = classed(widgets.VBox(), "wb-options", "wb-plan-rows")
         self._notes = widgets.HTML()
         self._all = with_tooltip(
             widgets.Checkbox,
-            "Let “Make it fit” and “Settings that fit” also change fields that differ from the defaults",
-            description="Also change what I set",
+            model.say("Let “Make it fit” and “Settings that fit” also change fields that differ from the defaults"),
+            description=model.say("Also change what I set"),
             value=False,
             indent=False,
         )
         buttons = [
-            button(label, lambda name=name: self.ask(name), f"wb-ask-{name}", tooltip=tip)
+            button(model.say(label), lambda name=name: self.ask(name), f"wb-ask-{name}", tooltip=model.say(tip))
             for name, (label, tip) in QUESTIONS.items()
         ]
         row = classed(widgets.HBox(tuple(buttons)), "wb-bar-row", "wb-plan-buttons")
         children = (row, self._all, self._progress.box, self._error.box, self._head, self._rows, self._notes)
-        self.box = Fold("What fits: settings, batch, model, device", children, name="wb-plan-open").box
+        self.box = Fold(model.say("What fits: settings, batch, model, device"), children, name="wb-plan-open").box
         model.listen(self._changed)
 
     def ask(self, question: str) -> None:
@@ -115,7 +115,7 @@ class PlanView:
         pinned = frozenset[str]() if self._all.value else None
         self._clear()
         self._is_asking = True
-        self._progress.show(Progress("plan", message=QUESTIONS[question][0]))
+        self._progress.show(Progress("plan", message=self._model.say(QUESTIONS[question][0])))
         self._background.submit(
             "plan",
             lambda p, c: answer(question, recipe, shape=self._find_shape(recipe), pinned=pinned, progress=p, cancel=c),
@@ -131,7 +131,7 @@ class PlanView:
         for cells, changes in list(zip(table.rows, table.changes, strict=True))[:MAX_ROWS]:
             row = [widgets.HTML(render_plan_row(table.header, cells))]
             if changes:
-                apply = button("Apply", lambda one=changes: self._apply(one), "wb-apply")
+                apply = button(self._model.say("Apply"), lambda one=changes: self._apply(one), "wb-apply")
                 apply.tooltip = f"Set {describe_changes(changes)}"
                 row.append(apply)
             rows.append(classed(widgets.HBox(tuple(row)), "wb-option-row"))
@@ -146,9 +146,9 @@ class PlanView:
         self._is_asking = False
         self._progress.hide()
         if outcome.was_cancelled:
-            self._error.say("Cancelled. Nothing was changed.")
+            self._error.say(self._model.say("Cancelled. Nothing was changed."))
         elif outcome.error is not None:
-            self._error.show(outcome.error, "No answer")
+            self._error.show(outcome.error, self._model.say("No answer"))
         elif question == "fit":
             self._fit(outcome.value)
         else:

@@ -36,14 +36,16 @@ class PreviewView:
         self._background = background
         self._key: tuple[Any, ...] | None = None
         self._wanted_key: tuple[Any, ...] | None = None
-        self._progress = ProgressLine(lambda: background.cancel("preview"))
+        self._progress = ProgressLine(lambda: background.cancel("preview"), model.say)
         self._error = ErrorBox()
         self._rows = widgets.HTML()
         self._facts = widgets.HTML()
         self._histogram = PlotlyBox(use_plotly=use_plotly)
-        self._again = button("Load again", self._reload, "wb-hidden", tooltip="Read the data once more")
+        self._again = button(
+            model.say("Load again"), self._reload, "wb-hidden", tooltip=model.say("Read the data once more")
+        )
         self._fold = Fold(
-            "Preview rows and lengths",
+            model.say("Preview rows and lengths"),
             (self._progress.box, self._error.box, self._rows, self._facts, self._histogram.widget, self._again),
             name="wb-preview-open",
             on_open=self.request,
@@ -83,7 +85,7 @@ class PreviewView:
         self._error.clear()
         self._again.add_class("wb-hidden")
         self.box.add_class("wb-busy")
-        self._progress.show(Progress("tokenize", message="Reading the data"))
+        self._progress.show(Progress("tokenize", message=self._model.say("Reading the data")))
         self._background.submit(
             "preview",
             lambda progress, cancel: self._work(recipe, progress, cancel),
@@ -116,13 +118,13 @@ class PreviewView:
         self._wanted_key = None
         self._again.remove_class("wb-hidden")
         if outcome.was_cancelled:
-            self._error.say("Cancelled. Nothing was lost; “Load again” starts it once more.")
+            self._error.say(self._model.say("Cancelled. Nothing was lost; “Load again” starts it once more."))
             return
         if outcome.error is not None:
             self._key, self.prepared = key, None
             self._rows.value = self._facts.value = ""
             self._histogram.clear()
-            self._error.show(outcome.error, "The preview failed")
+            self._error.show(outcome.error, self._model.say("The preview failed"))
         else:
             self._key, self.prepared = key, outcome.value
             self._facts.value = render_data_facts(outcome.value, recipe.data.max_length)

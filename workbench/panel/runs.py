@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,13 @@ def list_findings(session: Any) -> list[dict[str, Any]]:
     if isinstance(session, EndedRun):
         found = [data for _, data in _read_lines(session.run_dir / "findings.jsonl")]
     return [one for one in found if one.get("kind") != "leak" and one.get("is_fault", True)]
+
+
+def list_samples(session: Any) -> list[Mapping[str, Any]]:
+    """Return what the model answered before the run and at its checkpoints, oldest first."""
+    if isinstance(session, EndedRun):
+        return [data for kind, data in _read_lines(session.run_dir / "events.jsonl") if kind == "samples"]
+    return list(getattr(session, "samples", ()))
 
 
 def read_failure(session: Any) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from ..recipe import Recipe, iter_fields
 from .comms import answer_beside_cells
 from .fields import FieldView, classed, problem_box, set_hidden, with_tooltip
 from .pieces import ErrorBox, Fold, button, card, subtitle
+from .texts import Say
 from .view_model import Change, PanelModel
 
 GROUP_TITLES: dict[str, str] = {
@@ -51,8 +52,9 @@ def suggest_data(folder: Path | None = None) -> list[str]:
     return ["python-docs", *found[:MAX_FILES_SUGGESTED]]
 
 
-def main_card(number: int, fields: Mapping[str, FieldView], extra: Sequence[Any]) -> Any:
+def main_card(number: int, fields: Mapping[str, FieldView], extra: Sequence[Any], say: Say | None = None) -> Any:
     """Return the card of section 1 (model, data, hardware) or 2 (method and toggles)."""
+    say = say or Say()
     groups = SECTION_GROUPS[number - 1]
     infos = [info for info in iter_fields() if info.group in groups and info.path in fields]
     shown = [info for info in infos if info.show == "main"]
@@ -67,14 +69,14 @@ def main_card(number: int, fields: Mapping[str, FieldView], extra: Sequence[Any]
         more = [info for info in infos if info.group == group and info.show == "more"]
         if more:
             folded += [
-                subtitle(GROUP_TITLES[group]),
+                subtitle(say(GROUP_TITLES[group])),
                 classed(widgets.VBox([fields[i.path].box for i in more]), "wb-fields"),
             ]
     titles = (
-        ("Model & data", "What learns, and from what."),
-        ("Method & toggles", "What trains, and what saves memory."),
+        (say("Model & data"), say("What learns, and from what.")),
+        (say("Method & toggles"), say("What trains, and what saves memory.")),
     )
-    label = ("More on model, data and hardware", "More settings")[number - 1]
+    label = (say("More on model, data and hardware"), say("More settings"))[number - 1]
     fold = Fold(label, folded, name=f"wb-more-{number}")
     return card(number, *titles[number - 1], (*children, fold.box, *extra), f"wb-card-{number}")
 
@@ -87,13 +89,13 @@ class Header:
         self._title = classed(widgets.HTML(), "wb-title")
         self._preset = with_tooltip(
             widgets.Dropdown,
-            "Take a preset's method; model, data and hardware stay",
-            options=[("choose…", ""), *model.preset_names()],
-            description="Preset",
+            model.say("Take a preset's method; model, data and hardware stay"),
+            options=[(model.say("choose…"), ""), *model.preset_names()],
+            description=model.say("Preset"),
         )
         self._preset.observe(self._picked, names="value")
-        self._undo = button("↶ Undo", model.undo, "wb-undo")
-        self._redo = button("↷ Redo", model.redo, "wb-redo", tooltip="Take back the last undo")
+        self._undo = button(model.say("↶ Undo"), model.undo, "wb-undo")
+        self._redo = button(model.say("↷ Redo"), model.redo, "wb-redo", tooltip=model.say("Take back the last undo"))
         self._yaml = YamlView(model)
         actions = (self._preset, self._undo, self._redo, self._yaml.button)
         row = classed(widgets.HBox((self._title, classed(widgets.HBox(actions), "wb-actions"))), "wb-header")
@@ -138,15 +140,21 @@ class YamlView:
     def __init__(self, model: PanelModel) -> None:
         self._model = model
         self.button = button(
-            "YAML", self._toggle, "wb-yaml-button", tooltip="Show the Recipe as YAML, every field of it"
+            "YAML", self._toggle, "wb-yaml-button", tooltip=model.say("Show the Recipe as YAML, every field of it")
         )
         self.text = widgets.Textarea(description="", layout=widgets.Layout(width="100%"))
         self.text.rows = 16
         self._error = ErrorBox()
         actions = (
-            button("Apply", self.apply, "wb-primary", "wb-yaml-apply", tooltip="Take this text as the Recipe"),
-            button("Show all fields", lambda: self.fill(only_changed=False), "wb-yaml-all"),
-            button("Only what differs", lambda: self.fill(only_changed=True), "wb-yaml-changed"),
+            button(
+                model.say("Apply"),
+                self.apply,
+                "wb-primary",
+                "wb-yaml-apply",
+                tooltip=model.say("Take this text as the Recipe"),
+            ),
+            button(model.say("Show all fields"), lambda: self.fill(only_changed=False), "wb-yaml-all"),
+            button(model.say("Only what differs"), lambda: self.fill(only_changed=True), "wb-yaml-changed"),
         )
         self.box = classed(
             widgets.VBox((self.text, self._error.box, classed(widgets.HBox(actions), "wb-bar-row"))),
@@ -167,7 +175,9 @@ class YamlView:
         """Take the text as the Recipe, or say what is wrong with it."""
         problems = self._model.apply_yaml(self.text.value)
         if problems:
-            self._error.say("Nothing was changed. " + " ".join(str(problem) for problem in problems))
+            self._error.say(
+                self._model.say("Nothing was changed.") + " " + " ".join(str(problem) for problem in problems)
+            )
         else:
             self._error.clear()
 

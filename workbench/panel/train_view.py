@@ -14,12 +14,13 @@ from ..events import LIVE_STATES, Progress
 from ..pipeline.run_rows import Prediction, write_prediction
 from ..report.findings_html import render_finding
 from ..report.html import render_failure
-from ..report.run_html import render_result, render_run_facts, render_run_head
+from ..report.run_html import render_result, render_run_facts, render_run_head, render_samples
 from .fields import classed, set_hidden
 from .pieces import ErrorBox, button, card, render_progress
 from .remedy_view import RemedyView
-from .runs import EndedRun, describe_leak, list_findings, read_facts, read_failure
+from .runs import EndedRun, describe_leak, list_findings, list_samples, read_facts, read_failure
 from .stream import Flusher, choose_plot
+from .texts import Say
 
 LEAK_EVERY_STEPS = 10
 # Steps after which the measured time of a step takes the place of the predicted one on the estimate card.
@@ -35,7 +36,12 @@ class TrainView:
     """The training card. ``session`` is the run it shows, or None."""
 
     def __init__(
-        self, start: Callable[[], Any], plots: str, continue_with: Callable[[Mapping[str, Any]], Any], before: Any
+        self,
+        start: Callable[[], Any],
+        plots: str,
+        continue_with: Callable[[Mapping[str, Any]], Any],
+        before: Any,
+        say: Say | None = None,
     ) -> None:
         """Make the card.
 
@@ -44,7 +50,9 @@ class TrainView:
             plots: As for ``Workbench``.
             continue_with: Goes on with the ended run and these changes.
             before: Box with what can be tried before a run.
+            say: The panel's words.
         """
+        self._say = say or Say()
         self.session: Any = None
         self.ended_listeners: list[Callable[[Any], None]] = []
         self._plot = choose_plot(plots)
@@ -55,13 +63,21 @@ class TrainView:
         self._levels: dict[str, list[tuple[str, float]]] = {}
         self._last_state = ""
         self._leak_step = -1
-        self._start_button = button("Start training", start, "wb-primary", "wb-start")
+        self._start_button = button(self._say("Start training"), start, "wb-primary", "wb-start")
         self._pause_button = button(
-            "Pause", self._pause, "wb-pause", tooltip="Pause after this micro-step; memory stays"
+            self._say("Pause"),
+            self._pause,
+            "wb-pause",
+            tooltip=self._say("Pause after this micro-step; memory stays"),
         )
-        self._resume_button = button("Resume", self._resume, "wb-resume", tooltip="Go on with the next step")
+        self._resume_button = button(
+            self._say("Resume"), self._resume, "wb-resume", tooltip=self._say("Go on with the next step")
+        )
         self._stop_button = button(
-            "Stop and save", self._stop, "wb-stop", tooltip="End after this micro-step and save what was learned"
+            self._say("Stop and save"),
+            self._stop,
+            "wb-stop",
+            tooltip=self._say("End after this micro-step and save what was learned"),
         )
         buttons = (self._start_button, self._pause_button, self._resume_button, self._stop_button)
         self._head = widgets.HTML()
@@ -70,14 +86,15 @@ class TrainView:
         self._leak = classed(widgets.HTML(), "wb-leak")
         self._findings = classed(widgets.HTML(), "wb-findings")
         self._result = classed(widgets.HTML(), "wb-result")
+        self._samples = classed(widgets.HTML(), "wb-run-samples")
         self.remedies = RemedyView(continue_with)
         self.error = ErrorBox()
         # In a box of its own: third-party widgets do not follow changes of their classes.
         self._plot_box = classed(widgets.VBox((getattr(self._plot, "widget", self._plot),)), "wb-plots")
         self.box = card(
             4,
-            "Train",
-            "Runs in this kernel; cells and buttons keep working, and the page may be closed.",
+            self._say("Train"),
+            self._say("Runs in this kernel; cells and buttons keep working, and the page may be closed."),
             (
                 before,
                 classed(widgets.HBox(buttons), "wb-bar-row"),
@@ -90,6 +107,7 @@ class TrainView:
                 self.remedies.box,
                 self._leak,
                 self._plot_box,
+                self._samples,
             ),
             "wb-card-train",
         )
@@ -115,6 +133,7 @@ class TrainView:
         self._result.value = self._findings.value = self._leak.value = ""
         self._plot.attach(getattr(session, "history", None), str(session.run_dir))
         set_hidden(self._plot_box, False)
+        self._show_samples(session)
         self._tick(True)
         if self._can_control():
             self._flusher = Flusher(self._tick, lambda: session.state).start()
@@ -165,6 +184,8 @@ class TrainView:
         self._show_prediction(session)
         self._anchor(session)
         facts = read_facts(session)
+        if not isinstance(session, EndedRun):
+            self._show_samples(session)
         _set(self._facts, render_run_facts(facts))
         _set(self._progress, self._render_progress(session, facts))
         if facts.step != self._leak_step and (
@@ -176,6 +197,9 @@ class TrainView:
             self._show_state(state)
             if state not in LIVE_STATES:
                 self._show_end(session)
+
+    def _show_samples(self, session: Any) -> None:
+        _set(self._samples, render_samples(list_samples(session), self._say))
 
     def _show_prediction(self, session: Any) -> None:
         if "memory" not in self._levels:
@@ -217,7 +241,9 @@ class TrainView:
         run_dir = self.session.run_dir if self.session is not None else None
         _set(self._head, render_run_head(state, None if run_dir is None else str(run_dir)))
         self._start_button.disabled = live
-        self._start_button.description = "Start training" if self.session is None else "Start a new run"
+        self._start_button.description = (
+            self._say("Start training") if self.session is None else self._say("Start a new run")
+        )
         self._pause_button.disabled = not live or state not in ("preparing", "running")
         self._resume_button.disabled = not live or state not in ("pausing", "paused")
         self._stop_button.disabled = not live or state == "stopping"
@@ -233,10 +259,10 @@ class TrainView:
     def _show_end(self, session: Any) -> None:
         failure = read_failure(session)
         if failure is not None:
-            self.error.show_html(render_failure(*failure, "The run failed"))
+            self.error.show_html(render_failure(*failure, self._say("The run failed")))
         if getattr(session, "can_continue", False):
-            plain = "" if session.remedies() else "Continue"
-            self.remedies.show(session.remedies(), "Apply and continue", plain)
+            plain = "" if session.remedies() else self._say("Continue")
+            self.remedies.show(session.remedies(), self._say("Apply and continue"), plain)
         facts = read_facts(session)
         self._result.value = render_result(facts.state, facts.position, facts.loss, session.run_dir, session.result_dir)
         for listener in self.ended_listeners:

@@ -95,7 +95,7 @@ class Workbench:
             self._model, self._estimates, self._fields, use_plotly=use_plotly, find_shape=self._preview.shape_for
         )
         self._before = BeforeView(self._model)
-        self._train = TrainView(self._start_clicked, plots, self._continue_clicked, self._before.box)
+        self._train = TrainView(self._start_clicked, plots, self._continue_clicked, self._before.box, self._model.say)
         self._connect()
         self.widget = self._arrange()
         answer_beside_cells(self.widget)
@@ -317,8 +317,8 @@ class Workbench:
     def _arrange(self) -> Any:
         left = widgets.VBox(
             (
-                main_card(1, self._fields, (self._source_note, self._preview.box)),
-                main_card(2, self._fields, ()),
+                main_card(1, self._fields, (self._source_note, self._preview.box), self._model.say),
+                main_card(2, self._fields, (), self._model.say),
             )
         )
         right = widgets.VBox((self._estimate_view.box,))
@@ -368,14 +368,14 @@ class Workbench:
         try:
             self.start()
         except Exception as error:
-            self._train.error.show(error, "The run was not started")
+            self._train.error.show(error, self._model.say("The run was not started"))
 
     def _continue_clicked(self, changes: Mapping[str, Any]) -> None:
         self._train.error.clear()
         try:
             self.continue_with(changes)
         except Exception as error:
-            self._train.error.show(error, "The run was not continued")
+            self._train.error.show(error, self._model.say("The run was not continued"))
 
     def _ended(self, session: Any) -> None:
         from IPython.display import HTML

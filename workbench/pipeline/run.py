@@ -40,6 +40,7 @@ class WatchedSession(Session):
         meter: What measures memory.
         findings: What the doctors found so far, each cause once.
         spikes: The newest steps whose loss stood out, as their events say it.
+        samples: What the model answered before the run and at its checkpoints, as their events say it.
     """
 
     history: History
@@ -50,6 +51,7 @@ class WatchedSession(Session):
         super().__init__(recipe, device=device, meters=[meter], **options)
         self.findings: list[Finding] = []
         self.spikes: deque[Mapping[str, Any]] = deque(maxlen=KEPT_SPIKES)
+        self.samples: list[Mapping[str, Any]] = []
         self.meter = meter
         recorder = Recorder(self.run_dir)
         self.history = recorder.history
@@ -204,6 +206,8 @@ class _Doctors:
     def on_event(self, event: Event) -> None:
         if event.kind == "spike":
             self._session.spikes.append(event.data)
+        if event.kind == "samples":
+            self._session.samples.append(event.data)
         is_step = event.kind == "step" and int(event.data["step"]) % LOOK_EVERY_STEPS == 0
         is_end = event.kind == "state" and event.data.get("state") in ("done", "stopped", "failed")
         if is_step or is_end:

@@ -8,7 +8,7 @@ from .recipe import Recipe
 
 def loop_problems(recipe: Recipe) -> list[Problem]:
     """Return what contradicts itself in the settings of the loop."""
-    return [*_optimizer(recipe), *_spikes(recipe), *_noise_scale(recipe), *_out_of_memory(recipe)]
+    return [*_optimizer(recipe), *_spikes(recipe), *_noise_scale(recipe), *_out_of_memory(recipe), *_samples(recipe)]
 
 
 def _optimizer(recipe: Recipe) -> list[Problem]:
@@ -79,3 +79,20 @@ def _strays(recipe: Recipe, part: str, names: tuple[str, ...], owner: str) -> li
         if recipe.get(field) != plain:
             problems.append(Problem(field, f"belongs to {owner}.", ((field, plain),)))
     return problems
+
+
+def _samples(recipe: Recipe) -> list[Problem]:
+    evaluation, reason = recipe.evaluation, ""
+    if recipe.model.task != "causal-lm":
+        reason = f"a model for {recipe.model.task} writes no answers."
+    elif recipe.sharding.num_processes > 1:
+        reason = "several devices do not answer; ask the saved checkpoints with workbench chat."
+    elif recipe.training.torch_compile:
+        reason = "a compiled model would be compiled again for each length of an answer."
+    named = {"num_samples": (evaluation.num_samples > 0, 0), "sample_prompts": (bool(evaluation.sample_prompts), ())}
+    wanted = {name: nothing for name, (is_wanted, nothing) in named.items() if is_wanted}
+    if reason:
+        return [Problem(f"evaluation.{name}", reason, ((f"evaluation.{name}", no),)) for name, no in wanted.items()]
+    if evaluation.num_samples and evaluation.split == "none":
+        return [Problem("evaluation.num_samples", "needs held-out rows.", (("evaluation.num_samples", 0),))]
+    return []

@@ -329,6 +329,12 @@ class EvaluationPart(Part):
     """Evaluations without a better loss after which the run stops; empty never stops early."""
     load_best_model_at_end: bool = _shown(False, "Keep the best checkpoint")
     """Save the weights of the best evaluation instead of the last ones."""
+    num_samples: int = _shown(0, "Answers at checkpoints", ge=0, le=16)
+    """Held-out rows that the model answers before the run and at each checkpoint, to be read side by side; 0: none."""
+    sample_prompts: tuple[str, ...] = _shown((), "Prompts at checkpoints", show="hidden")
+    """Prompts of your own that it answers then, before those rows."""
+    sample_max_new_tokens: int = _shown(48, "Longest answer", show="hidden", ge=1, le=1024)
+    """Tokens of such an answer. The likeliest token each: no random number is drawn, the run learns the same."""
 
 
 class HardwarePart(Part):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..units import format_bytes, format_count, format_seconds
 from .charts import format_value
@@ -74,6 +74,39 @@ def _dollars(value: float) -> str:
 
 def _times_1000(value: float | None) -> float | None:
     return None if value is None else 1000 * value
+
+
+def render_samples(samples: Sequence[Mapping[str, Any]], say: Callable[[str], str] = str) -> str:
+    """Return what the model answered to each prompt, before the run beside now; empty without samples.
+
+    Args:
+        samples: Data of the run's ``samples`` events, oldest first.
+        say: Translates the titles.
+    """
+    if not samples:
+        return ""
+    before, now = samples[0], samples[-1]
+    # Asked again in the same order; a run that was stopped in the middle has answered fewer.
+    pairs = list(zip(before["samples"], now["samples"], strict=False))
+    rows = []
+    for old, new in pairs:
+        sides = [(f"{say('Step')} {before['step']}", old["answer"])]
+        if now is not before:
+            sides.append((f"{say('Step')} {now['step']}", new["answer"]))
+        if new.get("wanted"):
+            sides.append((say("The data says"), new["wanted"]))
+        answers = "".join(
+            f'<div class="wb-side"><div class="wb-side-head"><b>{escape(title)}</b></div>'
+            f'<pre class="wb-answer" tabindex="0" aria-label="{escape(title)}">{escape(str(text))}</pre></div>'
+            for title, text in sides
+        )
+        rows.append(
+            f'<div class="wb-sample"><p>{escape(str(new["prompt"]))}</p><div class="wb-sides">{answers}</div></div>'
+        )
+    title = escape(say("What the model answers"))
+    return (
+        f'<section class="wb-samples" aria-label="{title}"><div class="wb-sub">{title}</div>{"".join(rows)}</section>'
+    )
 
 
 def render_result(state: str, position: str, loss: float | None, run_dir: Path, result_dir: Path | None) -> str:

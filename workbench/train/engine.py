@@ -24,6 +24,7 @@ from .pruner import Pruner
 from .resumable import progress_data
 from .run_folder import RunFolder
 from .sampler import EpochSampler, sampler_of
+from .samples import SampleWriter
 from .spikes import SHOWN_ROWS, Spike, begin_of, spike_event
 from .stepping import SteppingTrainer
 from .telemetry import COUNTS, ROW, CountingCollator, Publisher, is_finite, price_per_hour_usd
@@ -55,6 +56,7 @@ class Engine(SteppingTrainer):
         self._skipped_in_a_row = 0
         self.phases = PhaseSwitch(run.recipe, run.model)
         self.pruner = Pruner(run.recipe, run.model, publisher.publish, self.held_out_loss)
+        self._samples = SampleWriter(run, control, publisher.publish)
         self._sampler = sampler_of(run.recipe, run.data.train, num_processes=arguments.world_size)
         self._compiled = (
             CompiledForward(run.recipe, run.model, publisher.publish) if run.recipe.training.torch_compile else None
@@ -263,6 +265,10 @@ class Engine(SteppingTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def write_samples(self, step: int) -> None:
+        """Let the model answer the Recipe's prompts; its seconds are none of a step."""
+        self._clock.add_pause(self._samples.write(step))
+
     def held_out_loss(self) -> float | None:
         """Return the mean loss on the held-out rows without recording it; None where there are none."""
         if self.eval_dataset is None:
@@ -351,6 +357,11 @@ class _Flow(TrainerCallback):
         self._engine._random_state = random_state()
         self._engine.first_step = state.global_step
         self._engine.catch_up(self._engine._resumes_from)
+        if state.global_step == 0:
+            self._engine.write_samples(0)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._engine.write_samples(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         engine = self._engine
