@@ -19,7 +19,7 @@ USER = "[user]"
 HOST = "[host]"
 
 # Names of environment variables whose value is taken for a secret.
-SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH|COOKIE", re.IGNORECASE)
+SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE|AUTH|COOKIE", re.IGNORECASE)
 # Shorter values ("1", "true") would be found all over a report.
 MIN_SECRET = 6
 # Accounts that many machines share say nothing of a person, and are words of their own.

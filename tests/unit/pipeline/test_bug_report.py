@@ -41,10 +41,12 @@ def test_the_environment_names_versions_devices_and_folders(monkeypatch: pytest.
 
     monkeypatch.setenv("HF_TOKEN", "a-secret-value")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     found = read_environment(MASK)
     assert found.packages["torch"] == torch.__version__
     assert any(line.startswith("CPU (") for line in found.devices)
     assert found.variables["HF_TOKEN"] == "[secret]" and found.variables["HF_HUB_OFFLINE"] == "1"
+    assert found.variables["TOKENIZERS_PARALLELISM"] == "false"
     text = str(found)
     assert f"torch {torch.__version__}" in text and "free)" in text and "a-secret-value" not in text
 
