@@ -139,7 +139,7 @@ class ExplainView:
     def _done(self, outcome: Outcome) -> None:
         self._progress.hide()
         if outcome.was_cancelled:
-            self._error.say("Cancelled. Nothing was lost; close and open this part to ask again.")
+            self._error.say(self._model.say("Cancelled. Nothing was lost; close and open this part to ask again."))
         elif outcome.error is not None:
             self.estimate = None
             self._words.value = self._holders.value = ""

@@ -159,7 +159,7 @@ class ExportView:
 
     def _changed(self) -> None:
         say, to = self._say, self._format.value
-        text = say(FORMATS[to]) if to in FORMATS else say("the run's settings, which workbench train takes")
+        text = FORMATS[to] if to in FORMATS else say("the run's settings, which workbench train takes")
         self._what.value = f'<div class="wb-hint">{escape(text)}</div>'
         chosen = next((row for row in self._find_rows() if str(row.summary.path) == self._run.value), None)
         self._button.disabled = chosen is None or chosen.summary.state in LIVE_STATES

@@ -76,7 +76,11 @@ def _times_1000(value: float | None) -> float | None:
     return None if value is None else 1000 * value
 
 
-def render_samples(samples: Sequence[Mapping[str, Any]], say: Callable[[str], str] = str) -> str:
+def _plain(text: str, **values: object) -> str:
+    return text.format(**values) if values else text
+
+
+def render_samples(samples: Sequence[Mapping[str, Any]], say: Callable[..., str] = _plain) -> str:
     """Return what the model answered to each prompt, before the run beside now; empty without samples.
 
     Args:
@@ -90,9 +94,9 @@ def render_samples(samples: Sequence[Mapping[str, Any]], say: Callable[[str], st
     pairs = list(zip(before["samples"], now["samples"], strict=False))
     rows = []
     for old, new in pairs:
-        sides = [(f"{say('Step')} {before['step']}", old["answer"])]
+        sides = [(say("Step {number}", number=before["step"]), old["answer"])]
         if now is not before:
-            sides.append((f"{say('Step')} {now['step']}", new["answer"]))
+            sides.append((say("Step {number}", number=now["step"]), new["answer"]))
         if new.get("wanted"):
             sides.append((say("The data says"), new["wanted"]))
         answers = "".join(
