@@ -29,7 +29,7 @@ SHOWN_VARIABLES = (
     "BNB_", "JUPYTER_", "COLAB_", "VSCODE_PID", "CONDA_DEFAULT_ENV", "HTTP_PROXY", "HTTPS_PROXY", "PIP_INDEX_URL",
 )  # fmt: skip
 LOW_DISK_BYTES = 2 * GIB
-# Events without a word of the data: of findings only what and where.
+# Events without a word of the data: of findings only what, where and numbers.
 EVENT_KINDS = ("state", "error", "checkpoint", "batch")
 PLACES = ("step", "phase", "op", "module", "line", "parameter", "object")
 MAX_EVENTS = 400
@@ -156,7 +156,8 @@ def _without_data(line: str) -> str:
         return ""
     if kind == "finding":
         where = {name: value for name, value in data.get("where", {}).items() if name in PLACES}
-        event["data"] = {"cause": data.get("cause"), "where": where}
+        numbers = {name: value for name, value in data.get("evidence", {}).items() if isinstance(value, int | float)}
+        event["data"] = {"cause": data.get("cause"), "where": where, "evidence": numbers}
     elif kind not in EVENT_KINDS:
         return ""
     return json.dumps(event, ensure_ascii=False)

@@ -30,7 +30,7 @@ def a_run(folder: Path) -> Path:
         {"kind": "state", "data": {"state": "failed", "error": "no access with opensesame"}},
         {"kind": "spike", "data": {"rows": ["my private diary"]}},
         {"kind": "finding", "data": {"cause": "loss.spikes", "summary": "row 'my private diary'", "where": {
-            "step": 3, "text": "my private diary"}}},
+            "step": 3, "text": "my private diary"}, "evidence": {"loss": 9.5, "text": "my private diary"}}},
     ]  # fmt: skip
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + "{broken\n")
     return folder
@@ -74,7 +74,7 @@ def test_the_bundle_tells_how_a_run_went_and_no_word_of_its_data(tmp_path: Path)
     assert Recipe.from_yaml(files["run/recipe.yaml"]).data.name_or_path == "/data/[user]/chats.jsonl"
     state, finding = map(json.loads, files["run/events.jsonl"].splitlines())
     assert state["data"]["error"] == "no access with [secret]"
-    assert finding["data"] == {"cause": "loss.spikes", "where": {"step": 3}}
+    assert finding["data"] == {"cause": "loss.spikes", "where": {"step": 3}, "evidence": {"loss": 9.5}}
     assert json.loads(files["report.json"])["packages"]["torch"]
 
 
