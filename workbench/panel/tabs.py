@@ -73,6 +73,11 @@ class Tabs:
         """Bring a tab to the front."""
         self.widget.selected_index = index
 
+    def refresh(self) -> None:
+        """Read the runs again where they are in sight."""
+        if self.widget.selected_index in (RUNS, EXPORT, CHAT):
+            self.runs.request()
+
     def make_room(self) -> None:
         """Release the chat's models before a run, which needs the memory.
 

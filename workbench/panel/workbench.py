@@ -331,6 +331,7 @@ class Workbench:
             show_run=self._train.attach,
             find_shape=self._preview.shape_for,
         )
+        self._tabs.runs.renamed_listeners.append(self._renamed)
         return classed(widgets.VBox((style_sheet(), self._header.box, self._tabs.widget)), "wb-panel")
 
     def _connect(self) -> None:
@@ -341,7 +342,12 @@ class Workbench:
         self._estimate_view.wants_effects = lambda: live_session() is None
         self._preview.listeners.append(self._estimate_view.request)
         self._train.ended_listeners.append(self._ended)
+        self._train.ended_listeners.append(lambda session: self._tabs.refresh())
         self._model.listen(self._changed)
+
+    def _renamed(self, old: Path, new: Path) -> None:
+        if self.session is not None and Path(self.session.run_dir).resolve() == old.resolve():
+            self._train.attach(open_run(new))
 
     def _changed(self, change: Change) -> None:
         if "model.name_or_path" in change.fields and change.reason != "refused":
