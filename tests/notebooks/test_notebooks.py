@@ -96,7 +96,7 @@ SHOWN = {
     "05-loss-went-nan": ("weights that are NaN: 16 of 16", "log of 0 at", "nonfinite.hidden_by_filter"),
     "06-your-own-loop": ("model.optimizer_misses", "training.accumulation", "data.wrong_ignore_index", "module.losses"),
     "07-compare-techniques": ("QLoRA + checkpointing", "of all tokens are padding", "by hand: None", "adapter.r=64"),
-    "08-colab": ("nothing is installed", "Fits on Tesla T4", "<Session done", "my-adapter.zip"),
+    "08-colab": ("nothing is installed", "Fits on Tesla T4", "<Session done", "-adapter.zip"),
 }
 
 
