@@ -88,3 +88,39 @@ def test_runs_are_compared_renamed_and_deleted(
     press(page, "Delete for good")
     expect(rows).to_have_count(1)
     assert not (lab.work / "runs" / "the first run").exists()
+
+
+def test_samples_show_and_tabs_are_reached_by_keyboard_in_chinese_dark_and_narrow(
+    notebook: Callable[..., Notebook], lab: Lab, page: Any, shoot: Callable[..., None]
+) -> None:
+    write_rows(lab.work, "rows.jsonl", rows=24)
+    page.set_viewport_size({"width": 480, "height": 1500})
+    asked = {"evaluation.split": "auto", "evaluation.sample_prompts": ["<b>你好</b>"], "evaluation.num_samples": 1}
+    run = "\npanel.start(); panel.wait()\npanel"
+    book = notebook(panel_cell(SHORT | asked, run, ', run_root="shown", language="zh"'))
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    book.run_all()
+    page.locator(PANEL).wait_for()
+    samples = page.locator(".wb-sample")
+    expect(samples).to_have_count(2, timeout=30_000)
+    expect(samples.first).to_contain_text("<b>你好</b>")
+    expect(samples.first.locator(".wb-side-head")).to_have_text(["第 0 步", "第 4 步"])
+    expect(samples.last.locator(".wb-side-head").last).to_have_text("数据中的答案")
+    shoot(page, "35-samples", ".wb-samples")
+
+    page.get_by_role("tab", name="设置与运行", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("tab", name="运行记录", exact=True)).to_have_attribute("aria-selected", "true")
+    box = page.locator(".wb-runs-rows").get_by_role("checkbox")
+    expect(box).to_have_count(1, timeout=30_000)
+    box.focus()
+    page.keyboard.press("Space")
+    expect(box).to_be_checked()
+    expect(page.get_by_role("button", name="打开", exact=True)).to_be_enabled()
+    shoot(page, "36-runs-narrow", PANEL)
+    for name, card in (("比较", "compare"), ("导出", "export"), ("对话", "chat")):
+        open_tab(page, name)
+        expect(page.locator(f".wb-card-{card}")).to_be_visible()
+        shoot(page, f"37-{card}-narrow", PANEL)
+        assert page.locator(PANEL).evaluate("(panel) => panel.scrollWidth <= panel.clientWidth + 1")
