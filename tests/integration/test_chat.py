@@ -27,6 +27,7 @@ PLAIN = {
     "training.max_steps": 4,
     "training.save_steps": 2,
     "training.learning_rate": 0.03,
+    "adapter.lora_dropout": 0.1,
     "evaluation.max_rows": 2,
     "evaluation.eval_steps": 0,
 }
