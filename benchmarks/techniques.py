@@ -1,7 +1,7 @@
 """What each technique changes on a reference run, and what the plan the workbench proposes gains over a plain one.
 
-``python -m benchmarks.techniques [--json] [--only TEXT] [--part all|rows|plan] [--store [--missing]]``; ``--page`` prints
-``docs/techniques.md`` from what ``--store`` kept.
+``python -m benchmarks.techniques [--json] [--only TEXT] [--part all|rows|plan] [--store [--missing]]``; ``--page``
+prints ``docs/techniques.md`` from what ``--store`` kept.
 
 Every run is a real one of ``smollm2-135m-instruct`` on ``python-docs`` on one thread of this CPU, on an emulated T4:
 memory is the peak of its simulated allocator, seconds are the process's own (another program does not lengthen them),
@@ -64,7 +64,7 @@ BASE_NAMES = {
 }
 STORED = Path(__file__).parent / "data" / "techniques.json"
 # The plan's part.
-PLAN_LENGTH, PLAN_BATCH, PLAN_STEPS = 256, 8, 5
+PLAN_LENGTH, PLAN_BATCH, PLAN_STEPS = 256, 4, 4
 MEMORY_SHARE = 0.6
 # The tutorials claim 40 % less memory and 2.3 times the speed.
 MAX_MEMORY, MIN_SPEED, MAX_LOSS_CHANGE = 0.6, 2.3, 0.01
@@ -222,7 +222,7 @@ def measure_plan(folder: Path) -> dict[str, Any]:
     prepared = prepare_data(recipe, load_tokenizer(find_source(recipe, for_training=False)))
     shape = shape_of_data(recipe, prepared)
     front = find_settings(
-        recipe, read_device("cpu"), shape=shape, pinned=("training.optim",), freedom="nothing", budget=120
+        recipe, read_device("cpu"), shape=shape, pinned=("training.optim",), freedom="nothing", budget=60
     )
     most = MEMORY_SHARE * front.current.process_bytes
     chosen = next((option for option in front.options if option.process_bytes <= most), None)
