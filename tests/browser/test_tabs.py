@@ -32,7 +32,7 @@ def test_runs_are_compared_renamed_and_deleted(
     notebook: Callable[..., Notebook], lab: Lab, page: Any, shoot: Callable[..., None]
 ) -> None:
     write_rows(lab.work, "rows.jsonl", rows=24)
-    notebook(panel_cell(SHORT, TWO_RUNS)).run_all()
+    notebook(panel_cell(SHORT, TWO_RUNS, ', run_root="compared"')).run_all()
     page.locator(PANEL).wait_for()
     open_tab(page, "Runs")
     rows = page.locator(".wb-runs-rows .wb-runs-row")
@@ -79,7 +79,7 @@ def test_runs_are_compared_renamed_and_deleted(
     page.get_by_label("New name", exact=True).fill("the first run")
     press(page, "Save the name")
     expect(rows.nth(1)).to_contain_text("the first run")
-    assert (lab.work / "runs" / "the first run" / "recipe.yaml").is_file()
+    assert (lab.work / "compared" / "the first run" / "recipe.yaml").is_file()
     rows.nth(1).get_by_role("checkbox").check()
     press(page, "Delete…")
     asked = page.locator(".wb-asking [role=alert]")
@@ -87,7 +87,7 @@ def test_runs_are_compared_renamed_and_deleted(
     shoot(page, "34-delete", PANEL)
     press(page, "Delete for good")
     expect(rows).to_have_count(1)
-    assert not (lab.work / "runs" / "the first run").exists()
+    assert not (lab.work / "compared" / "the first run").exists()
 
 
 def test_samples_show_and_tabs_are_reached_by_keyboard_in_chinese_dark_and_narrow(

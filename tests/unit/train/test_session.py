@@ -41,7 +41,9 @@ def test_a_whole_run_goes_through_its_states_and_leaves_its_files(tiny):
 
 def test_pause_stands_still_and_resume_goes_on(tiny, gate, monkeypatch):
     skew = [0.0]
-    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + skew[0])
+    clock = SimpleNamespace(
+        perf_counter=lambda: time.perf_counter() + skew[0], process_time=time.process_time, time=time.time
+    )
     monkeypatch.setattr(control, "time", clock)
     monkeypatch.setattr(telemetry, "time", clock)
     session = tiny(small_recipe(), prepare=gate.install).start()
