@@ -13,17 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..components.cache import cache_dir
 from ..errors import ExportError
 from ..events import Cancel
 from .grade import GradedRows, Measured, save_rows
 
-# gptqmodel asks for a newer torch than most machines have and works with the one that is there; its own dependencies
-# do not move torch. optimum is what transformers reads such folders with.
+# optimum is what transformers reads such folders with.
 PACKAGES = ("gptqmodel", "optimum", "torchao", "device_smi", "pcre", "tokenicer", "logbar", "defuser", "threadpoolctl")
-INSTALL = (
-    "pip install --no-deps --no-build-isolation gptqmodel optimum torchao device-smi pypcre tokenicer logbar defuser "
-    "threadpoolctl"
-)
+NAMES = "gptqmodel optimum torchao device-smi pypcre tokenicer logbar defuser threadpoolctl"
 POLL_S = 0.2
 
 
@@ -38,12 +35,27 @@ def require_gptq(to: str) -> None:
             "AWQ searches the scales of every layer with kernels for a GPU, and there is no GPU here. "
             "Export gptq, which is fitted to the same data and can be made on a CPU."
         )
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    home = own_packages()
+    missing = [name for name in PACKAGES if not _is_there(name, home)]
     if missing:
         raise ExportError(
-            f"An export to {to} needs {', '.join(missing)}, not installed here. Run: {INSTALL} "
-            "(with --no-deps, because gptqmodel's own pins would replace your torch)."
+            f"An export to {to} needs {', '.join(missing)}, not installed here. Run: pip install --no-deps "
+            f"--no-build-isolation --target {home} {NAMES} (so that neither your torch is replaced nor what is "
+            "imported elsewhere changes)."
         )
+
+
+def own_packages() -> Path:
+    """Return the folder that only the process of gptqmodel looks in.
+
+    gptqmodel asks for a newer torch than most machines have, and works with the one that is there. Where it lies beside
+    PEFT, every import of PEFT imports it, with its banner, its environment variables and its kernels for other formats.
+    """
+    return cache_dir() / "gptq"
+
+
+def _is_there(name: str, home: Path) -> bool:
+    return (home / name).is_dir() or (home / f"{name}.py").is_file() or importlib.util.find_spec(name) is not None
 
 
 def write_calibrated(merged: Path, target: Path, to: str, rows: list[list[int]], cancel: Cancel | None = None) -> None:
@@ -88,8 +100,9 @@ def measure_apart(folder: Path, rows: GradedRows, cancel: Cancel | None = None) 
 
 
 def _work(arguments: list[str], cancel: Cancel | None) -> None:
+    path = [str(own_packages()), *filter(None, sys.path)]
     # Its pool of threads for a CPU is of half the cores, and asks itself for two.
-    environment = {"GPTQMODEL_CPU_WORKERS": "2"} | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {"GPTQMODEL_CPU_WORKERS": "2"} | os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-m", f"{__package__}.gptq_worker", *arguments]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)

@@ -69,13 +69,20 @@ def test_rows_reach_another_process_unchanged(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found.batches[0], ROWS.batches[0], strict=True))
 
 
-def test_awq_without_a_gpu_and_gptq_without_its_packages_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_awq_without_a_gpu_and_gptq_without_its_packages_say_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExportError, match=r"there is no GPU here. Export gptq"):
         gptq.require_gptq("awq")
-    monkeypatch.setattr(gptq.importlib.util, "find_spec", lambda name: None if name == "gptqmodel" else object())
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    for name in gptq.PACKAGES[1:]:
+        (tmp_path / "gptq" / name).mkdir(parents=True)
+    monkeypatch.setattr(gptq.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"needs gptqmodel, not installed here. Run: pip install --no-deps"):
         gptq.require_gptq("gptq")
+    (tmp_path / "gptq" / "gptqmodel").mkdir()
+    gptq.require_gptq("gptq")
 
 
 def test_what_the_other_process_says_last_is_told(tmp_path: Path) -> None:
