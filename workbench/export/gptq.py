@@ -75,7 +75,7 @@ def write_calibrated(merged: Path, target: Path, to: str, rows: list[list[int]],
     with tempfile.TemporaryDirectory() as scratch:
         stored = Path(scratch) / "rows.npz"
         np.savez(stored, **{f"row{index:05d}": np.array(row, dtype=np.int64) for index, row in enumerate(rows)})  # type: ignore[arg-type]  # stubs take arrays for the flag
-        _work(["quantize", str(merged), str(target), to, str(stored)], cancel)
+        _work(["quantize", str(merged.resolve()), str(target.resolve()), to, str(stored)], cancel)
 
 
 def measure_apart(folder: Path, rows: GradedRows, cancel: Cancel | None = None) -> Measured:
@@ -88,7 +88,7 @@ def measure_apart(folder: Path, rows: GradedRows, cancel: Cancel | None = None) 
     with tempfile.TemporaryDirectory() as scratch:
         given, found = Path(scratch) / "rows.npz", Path(scratch) / "found.npz"
         save_rows(rows, given)
-        _work(["measure", str(folder), str(given), str(found)], cancel)
+        _work(["measure", str(folder.resolve()), str(given), str(found)], cancel)
         with np.load(found) as stored:
             return Measured(
                 float(stored["perplexity"]),
@@ -104,8 +104,9 @@ def _work(arguments: list[str], cancel: Cancel | None) -> None:
     # Its pool of threads for a CPU is of half the cores, and asks itself for two.
     environment = {"GPTQMODEL_CPU_WORKERS": "2"} | os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-m", f"{__package__}.gptq_worker", *arguments]
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    # It writes logs into the folder that it is started in.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as scratch:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=scratch)
         try:
             while process.poll() is None:
                 if cancel is not None:
