@@ -108,7 +108,8 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kernel: Kernel) -> Any:
-        ctx.kernel = kernel
+        # Not the kernel itself: ``make_output`` holds inputs, which saved tensors alone may keep alive.
+        ctx.note, ctx.work, ctx.scratch = kernel.note, kernel.work, kernel.scratch
         ctx.set_materialize_grads(False)
         kernel.note(*kernel.work, False)
         output = kernel.make_output()
@@ -119,10 +120,10 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         query, key, value, *_ = ctx.saved_tensors
-        ctx.kernel.note(*ctx.kernel.work, True)
+        ctx.note(*ctx.work, True)
         if grad_output is not None and not grad_output.is_contiguous() and grad_output.stride(-1) != 1:
             grad_output = grad_output.contiguous()
         grads = [torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)]
-        scratch = _make(ctx.kernel.scratch)
+        scratch = _make(ctx.scratch)
         del scratch
         return (*grads, None, None)
