@@ -340,8 +340,7 @@ def _trace(recipe: Recipe, device: Device, shape: TraceShape, script: Script, ca
     )  # fmt: skip
     if built.period:
         try:
-            # Other scripts may keep what ours lets go, which lives on beyond its layer: only exact likes there.
-            life = unroll(trace.tape, built.num_layers, built.period, finds_likes=script is OUR_TRAINER)
+            life = unroll(trace.tape, built.num_layers, built.period)
         except NotUniformError:
             built = _built(recipe, source, device, script, cancel, is_whole=True)
             trace = trace_run(

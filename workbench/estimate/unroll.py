@@ -71,21 +71,20 @@ def traced_layers(num_layers: int, period: int) -> int:
     return TRACED_LAYERS * period + num_layers % period
 
 
-def unroll(tape: Tape, num_layers: int, period: int = 1, *, finds_likes: bool = True) -> Life:
+def unroll(tape: Tape, num_layers: int, period: int = 1) -> Life:
     """Return the life of a model with ``num_layers`` layers from the tape of one with three periods of layers.
 
     Args:
         tape: Trace of ``traced_layers(num_layers, period)`` layers.
         num_layers: Layers of the whole model.
         period: Layers after which the kinds of layers repeat.
-        finds_likes: Also extend traces whose first layer differs from the later ones in some storages.
 
     Raises:
         NotUniformError: The layers differ.
     """
     if num_layers // period < TRACED_LAYERS:
         raise NotUniformError(f"{num_layers} layers are not at least {TRACED_LAYERS} periods of {period}.")
-    return _Unroller(tape, num_layers // period, period, finds_likes=finds_likes).run()
+    return _Unroller(tape, num_layers // period, period).run()
 
 
 def _event_phases(tape: Tape) -> Any:
@@ -95,10 +94,26 @@ def _event_phases(tape: Tape) -> Any:
     return phases
 
 
+def _require_lives(events: Any, rows: Any) -> None:
+    """Check that every copy of a storage begins once and ends as often as the one it was copied from.
+
+    Likes of the first layer are found by place and size; where they are not each other's, one copy ends twice and
+    another never.
+
+    Raises:
+        NotUniformError: One does not.
+    """
+    count = int(rows.max()) + 1
+    births = np.bincount(events[events >= 0], minlength=count)
+    deaths = np.bincount(~events[events < 0], minlength=count)
+    template, copies = rows[1], rows[2:]
+    if (births[copies] != births[template]).any() or (deaths[copies] != deaths[template]).any():
+        raise NotUniformError("storages of the layers between first and last do not begin and end alike.")
+
+
 class _Unroller:
-    def __init__(self, tape: Tape, num_blocks: int, period: int, *, finds_likes: bool) -> None:
+    def __init__(self, tape: Tape, num_blocks: int, period: int) -> None:
         self.tape = tape
-        self.finds_likes = finds_likes
         self.copies = num_blocks - TRACED_LAYERS
         self.template, self.last = 1, 2
         events = np.array(tape.events, dtype=np.int64)
@@ -122,6 +137,7 @@ class _Unroller:
             ordinal[row[known]] = np.flatnonzero(known)
         pieces, phase_pieces, starts = self._events(rows, ordinal)
         events = np.concatenate(pieces)
+        _require_lives(events, rows)
         template_tokens = rows[1]
         sources = np.concatenate([np.arange(count)] + [template_tokens] * self.copies)
         sizes = np.array(tape.sizes, dtype=np.int64)[sources]
@@ -164,7 +180,7 @@ class _Unroller:
                 and np.array_equal(operators[mine], operators[other])
             ):
                 before[columns] = other
-            elif self.finds_likes:
+            else:
                 before[columns] = self._likes(mine.tolist(), other.tolist())
         num = len(template)
         fresh = len(self.tape.sizes) + np.arange(self.copies * num).reshape(self.copies, num)
